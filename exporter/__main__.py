@@ -1,0 +1,5 @@
+"""``python -m exporter`` is ``stopline``."""
+
+from exporter.cli import main
+
+main()

@@ -1,0 +1,74 @@
+"""Which source may speak for a signal, so that no event is counted from two of them."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from exporter.signals import Origin
+
+EXACT_VALUES: tuple[Origin, ...] = ("trace", "log", "metrics")
+"""Per-request values, most exact first: a span or a line tells one request, a page only sums."""
+
+EXACT_COUNTS: tuple[Origin, ...] = ("metrics", "log", "trace")
+"""Counts, most exact first: a counter misses nothing, lines and spans can be dropped."""
+
+_MISSED = 20
+_SILENT_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    owner: Origin
+    missed: int = 0
+    missed_since: float = 0.0
+
+
+class Claims:
+    """One owner for each signal: the most exact source that has spoken.
+
+    A more exact source takes a signal over at once. A less exact one takes it only when the owner has said
+    nothing for 30 s during which the other spoke 20 times (a flag was dropped, a format changed); what it said
+    until then is not counted.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._claims: dict[Hashable, _Claim] = {}
+        self._orders: dict[Hashable, tuple[Origin, ...]] = {}
+
+    def order(self, signal: Hashable, order: tuple[Origin, ...]) -> None:
+        """Let *order*, most exact first, decide for *signal*."""
+        self._orders[signal] = order
+
+    def take(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...]) -> None:
+        """*origin* can tell *signal*, even if nothing has happened yet."""
+        claim = self._claims.get(signal)
+        if claim is None or self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
+            self._claims[signal] = _Claim(origin)
+
+    def admits(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...], count: float = 1) -> bool:
+        """Whether *count* events of *signal* told by *origin* are to be counted."""
+        claim = self._claims.get(signal)
+        if claim is None:
+            self._claims[signal] = _Claim(origin)
+            return True
+        if claim.owner == origin:
+            claim.missed = 0
+            return True
+        if self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
+            self._claims[signal] = _Claim(origin)
+            return True
+        now = self._clock()
+        if claim.missed == 0:
+            claim.missed_since = now
+        claim.missed += int(count)
+        if claim.missed >= _MISSED and now - claim.missed_since >= _SILENT_SECONDS:
+            self._claims[signal] = _Claim(origin)
+        return False
+
+    def reset(self) -> None:
+        """Forget every owner: the engine was started anew, perhaps with other flags."""
+        self._claims.clear()
+
+    def _rank(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...]) -> int:
+        order = self._orders.get(signal, default)
+        return order.index(origin) if origin in order else len(order)

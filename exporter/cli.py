@@ -1,0 +1,160 @@
+"""The commands: what is on the command line and in the environment becomes settings; exit codes.
+
+0 good, 1 a bug ended it or a verdict is no, 2 usage or settings.
+"""
+
+import errno
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from exporter import __version__
+from exporter import config as settings
+from exporter.engines import profile as profiles
+from exporter.strictyaml import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class _Json(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry).decode()
+
+
+def set_up_logging(config: settings.LoggingConfig) -> None:
+    """Log to standard error, once, as asked for."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _Json()
+        if config.format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+    )
+    logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
+
+
+def fail(problems: tuple[str, ...]) -> None:
+    """Show what is wrong with the settings and end with 2."""
+    for problem in problems:
+        click.echo(problem, err=True)
+    sys.exit(2)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="stopline")
+def main() -> None:
+    """Stopline: exporter and alerting sidecar for LLM inference servers."""
+
+
+_CONFIG = click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), envvar="STOPLINE_CONFIG", help="Settings file (YAML)."
+)
+
+
+@main.command()
+@_CONFIG
+@click.option("--engine-url", envvar="STOPLINE_ENGINE_URL", help="Address of the server, http://HOST:PORT.")
+@click.option("--engine", envvar="STOPLINE_ENGINE", help="Engine by name; else it is found out.")
+@click.option("--model", envvar="STOPLINE_MODEL", help="Value of the model label; else what the engine says.")
+@click.option("--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, or - ; repeatable.")
+@click.option("--gpus", envvar="STOPLINE_GPUS", help="auto, all, none, or a list: 0,1 or UUIDs.")
+@click.option("--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on.")
+@click.option("--state-dir", type=click.Path(path_type=Path), envvar="STOPLINE_STATE_DIR", help="Kept over restarts.")
+@click.option("--log.level", "level", envvar="STOPLINE_LOG_LEVEL", help="debug, info, warning or error.")
+@click.option("--log.format", "format", envvar="STOPLINE_LOG_FORMAT", help="text or json.")
+def run(path: Path | None, **flags: Any) -> None:
+    """Run the sidecar: tail the log, scrape the engine, read the GPUs, answer /metrics."""
+    overrides = _overrides(**flags)
+    try:
+        config = settings.load(path, overrides)
+    except ConfigError as error:
+        fail(error.problems)
+        raise AssertionError from error  # fail() does not return
+    set_up_logging(config.logging)
+    for warning in config.warnings():
+        log.warning("%s", warning)
+    from exporter.sidecar import Sidecar, serve  # what check and --help need not load
+
+    _guard(lambda: serve(Sidecar(config, path=path, overrides=overrides)), config)
+
+
+@main.command()
+@_CONFIG
+def check(path: Path | None) -> None:
+    """Validate the settings and the profiles; exit 0 or 2."""
+    try:
+        config = settings.load(path)
+        for engine in profiles.names():
+            profiles.bundled(engine)
+        profiles.shared()
+    except ConfigError as error:
+        fail(error.problems)
+        raise AssertionError from error  # fail() does not return
+    for warning in config.warnings():
+        click.echo(f"{path or 'defaults'}: warning: {warning}", err=True)
+    click.echo(f"{path or 'defaults'}: ok")
+
+
+@main.command()
+@click.option("--web.listen-address", "listen", default="127.0.0.1:10777", help="[HOST]:PORT to answer on.")
+@click.option("--engine-port", default=0, help="Port of the simulated server; 0 takes a free one.")
+@click.option("--seed", default=1, help="Seed of the simulated load.")
+def demo(listen: str, engine_port: int, seed: int) -> None:
+    """Show it all without an engine or a GPU: a simulated server, the sidecar, and load that rises."""
+    from exporter.demo import serve_demo
+
+    config = settings.load(None, {"web": {"listen_address": listen}})
+    set_up_logging(settings.LoggingConfig(level="warning"))
+    _guard(lambda: serve_demo(config, engine_port=engine_port, seed=seed), config)
+
+
+def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:
+    """The flags that were given, by section and key of the settings."""
+    gpus = flags["gpus"]
+    if gpus is not None and gpus not in ("auto", "all", "none"):
+        gpus = tuple(part for part in gpus.split(",") if part)
+    given: dict[str, dict[str, Any]] = {
+        "engine": {"url": flags["engine_url"], "name": flags["engine"], "model": flags["model"]},
+        "log": {"paths": flags["logs"] or None},
+        "gpus": {"devices": gpus},
+        "web": {"listen_address": flags["listen"]},
+        "logging": {"level": flags["level"], "format": flags["format"]},
+        "": {"state_dir": flags["state_dir"]},
+    }
+    sections = {s: {k: v for k, v in values.items() if v is not None} for s, values in given.items()}
+    return {section: values for section, values in sections.items() if values}
+
+
+def _guard(start: Any, config: settings.Config) -> None:
+    """Run *start*; what a user can mend ends with one line and 2, a bug with its traceback and 1."""
+    try:
+        start()
+    except ConfigError as error:
+        fail(error.problems)
+    except OSError as error:
+        address = config.web.listen_address
+        if error.errno == errno.EADDRINUSE:
+            fail((f"web.listen_address {address}: already in use; stop what listens there or choose another",))
+        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL):
+            fail((f"web.listen_address {address}: {os.strerror(error.errno)}",))
+        log.critical("stopped by a bug", exc_info=True)
+        sys.exit(1)
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        log.critical("stopped by a bug", exc_info=True)
+        sys.exit(1)

@@ -1,0 +1,268 @@
+"""The settings: typed, strict, all defaults in one place. Flags stand above environment above file above default."""
+
+import ipaddress
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from exporter import strictyaml
+from exporter.engines import profile as profiles
+from exporter.engines.profile import Pattern, Profile, Signal
+from exporter.strictyaml import ConfigError, Seconds, Size
+
+DEFAULT_PORT = 10777
+_GPU_WORDS = ("auto", "all", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which server is watched."""
+
+    name: str = "auto"
+    """Engine by name; auto finds out from the metrics page or the log."""
+    url: str = ""
+    """Base address of the server, such as http://127.0.0.1:8000; empty for a server without metrics."""
+    model: str = ""
+    """Value of the model label; empty takes what the engine says."""
+    profile: Path | None = None
+    """A profile of your own, in place of those that ship."""
+
+    def __post_init__(self) -> None:
+        if self.name != "auto" and self.name not in profiles.names():
+            raise ValueError(f"engine {self.name!r} is not known; known are auto, {', '.join(profiles.names())}")
+        if self.url and not re.match(r"https?://[^/\s]+", self.url):
+            raise ValueError(f"url {self.url!r} must start with http:// or https:// and name a host")
+        if self.profile is not None and self.name != "auto":
+            raise ValueError("give either name or profile: a profile names its engine itself")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Where the server's log is and what is in it beside what the profile knows."""
+
+    paths: tuple[str, ...] = ()
+    """Files, patterns such as /var/log/pods/*/*.log, or - for standard input."""
+    fields: dict[str, Signal | tuple[Signal, ...]] = field(default_factory=dict)
+    """Fields of your own server's lines: name to signal, unit and labels."""
+    patterns: tuple[Pattern, ...] = ()
+    """Patterns of your own, as in a profile."""
+    collapse: Seconds = Seconds(10.0)
+    """Errors of one kind within this time are one event."""
+    interval: Seconds = Seconds(0.1)
+    """How often the log is looked at."""
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.interval <= 60:
+            raise ValueError("interval must be from 10ms to 60s")
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeConfig:
+    """How the engine's metrics are fetched."""
+
+    interval: Seconds = Seconds(1.0)
+    """How often the engine's page is fetched."""
+    timeout: Seconds | None = None
+    """Longest wait for an answer; empty is nine tenths of the interval."""
+    max_bytes: Size = Size(16 << 20)
+    """Largest page that is read."""
+    bearer_token_file: Path | None = None
+    """File with a token sent to the engine; read anew at each request."""
+    username: str = ""
+    """User for basic authentication."""
+    password_file: Path | None = None
+    """File with the password for basic authentication."""
+    ca_file: Path | None = None
+    """Certificates trusted beside the system's, for an engine behind https."""
+    insecure_skip_verify: bool = False
+    """Accept any certificate of the engine."""
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.interval <= 300:
+            raise ValueError("interval must be from 100ms to 5m")
+        if self.timeout is not None and not 0 < self.timeout <= self.interval:
+            raise ValueError("timeout must be above 0 and not above interval, or polls would overlap")
+        if bool(self.username) != (self.password_file is not None):
+            raise ValueError("username and password_file go together")
+        if self.username and self.bearer_token_file is not None:
+            raise ValueError("give either bearer_token_file or username, not both")
+        if self.max_bytes < 1024:
+            raise ValueError("max_bytes must be at least 1KiB")
+
+    @property
+    def deadline(self) -> float:
+        """Seconds to wait for an answer."""
+        return self.timeout if self.timeout is not None else 0.9 * self.interval
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConfig:
+    """Which GPUs are read."""
+
+    devices: str | tuple[str, ...] = "auto"
+    """auto (those of the engine, else all that can be seen), all, none, or a list of indices and UUIDs."""
+    interval: Seconds = Seconds(1.0)
+    """How often the GPUs are read."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.devices, str) and self.devices not in _GPU_WORDS:
+            raise ValueError(f"devices is auto, all, none or a list; got {self.devices!r}")
+        if not 0.1 <= self.interval <= 60:
+            raise ValueError("interval must be from 100ms to 60s")
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """Where Stopline itself answers."""
+
+    listen_address: str = f":{DEFAULT_PORT}"
+    """[HOST]:PORT; without a host all addresses, IPv4 and IPv6."""
+
+    def __post_init__(self) -> None:
+        self.host_port()
+
+    def host_port(self) -> tuple[str | None, int]:
+        """Host, None for all addresses, and port. Raises ValueError."""
+        host, colon, port = self.listen_address.rpartition(":")
+        if not colon or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"listen_address is [HOST]:PORT, got {self.listen_address!r}")
+        if host.startswith("["):
+            host = host.strip("[]")
+            ipaddress.IPv6Address(host)
+        elif ":" in host:
+            raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
+        return host or None, int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The stop lines' thresholds, exported for the alert rules to compare with."""
+
+    latency_ratio: float = 2.0
+    """P99 over its baseline at which the latency line trips."""
+    latency_floor_seconds: float = 0.05
+    """P99 must exceed its baseline by at least this much, so that a doubling of nothing wakes nobody."""
+    min_requests: float = 20.0
+    """Requests in the window below which latency and error ratio are not judged."""
+    error_ratio: float = 0.05
+    """Errors over requests at which the error line trips."""
+    memory_used_ratio: float = 0.90
+    """Use of a GPU's memory at which the memory line trips, for engines that do not pre-allocate."""
+    memory_headroom_bytes: float = float(1 << 30)
+    """Free memory of a GPU below which the memory line trips."""
+    memory_growth_bytes: float = float(1 << 30)
+    """Growth above the resting use at which the memory line trips, for engines that pre-allocate."""
+    kv_cache_usage_ratio: float = 0.95
+    """KV cache use that counts as full, if requests also wait or are preempted."""
+    expert_balance_ratio: float = 0.7
+    """Balance of the experts below which the imbalance warning fires."""
+    communication_ratio: float = 0.5
+    """Share of the step spent communicating above which the communication warning fires."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+        for name in ("error_ratio", "memory_used_ratio", "kv_cache_usage_ratio"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is a ratio from 0 to 1, got {getattr(self, name):g}")
+        if self.latency_ratio <= 1:
+            raise ValueError("latency_ratio must be above 1: it is a multiple of the baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramConfig:
+    """How fine the histograms are."""
+
+    factor: float = 1.15
+    """Each bound is about this many times the one before; larger means fewer series and a coarser P99."""
+
+    def __post_init__(self) -> None:
+        if not 1.05 <= self.factor <= 4:
+            raise ValueError("factor must be from 1.05 to 4")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelConfig:
+    """Bounds for label values that come from outside."""
+
+    max_values: int = 64
+    """Values one label of one family may have; further ones become other and are counted."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_values <= 10_000:
+            raise ValueError("max_values must be from 1 to 10000")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingConfig:
+    """Stopline's own log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
+    format: Literal["text", "json"] = "text"
+    """One line of text or one JSON object for each record."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (("level", ("debug", "info", "warning", "error")), ("format", ("text", "json"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be set. Sections and keys are those of the file."""
+
+    engine: EngineConfig = EngineConfig()
+    log: LogConfig = LogConfig()
+    scrape: ScrapeConfig = ScrapeConfig()
+    gpus: GpuConfig = GpuConfig()
+    web: WebConfig = WebConfig()
+    thresholds: Thresholds = Thresholds()
+    histograms: HistogramConfig = HistogramConfig()
+    labels: LabelConfig = LabelConfig()
+    logging: LoggingConfig = LoggingConfig()
+    state_dir: Path | None = None
+    """Directory for what must survive a restart (how far the log was read); empty keeps nothing."""
+
+    def profile(self) -> Profile | None:
+        """The profile that is asked for; None means find out. Raises ConfigError for a profile file."""
+        if self.engine.profile is not None:
+            return profiles.load(self.engine.profile)
+        return None if self.engine.name == "auto" else profiles.bundled(self.engine.name)
+
+    def warnings(self) -> list[str]:
+        """What is allowed and yet probably not meant."""
+        found = []
+        if not self.engine.url and not self.log.paths:
+            found.append("nothing to watch: neither engine.url nor log.paths is set")
+        found += [
+            f"log.patterns: {pattern.name}: the regex holds no certain text of three characters, "
+            "so it is tried on every line; add 'contains'"
+            for pattern in self.log.patterns
+            if not pattern.literals
+        ]
+        if self.state_dir is None and self.log.paths:
+            found.append("state_dir is not set: lines written while Stopline restarts are not counted")
+        return found
+
+
+def load(path: Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Config:
+    """The settings of the file at *path*, all defaults without one, with *overrides* by section on top.
+
+    Raises ConfigError with every problem, each as file:line: key: problem.
+    """
+    config = strictyaml.load(path, Config) if path is not None else Config()
+    problems = []
+    for section, values in (overrides or {}).items():
+        try:
+            if section:
+                values = {section: replace(getattr(config, section), **values)}
+            config = replace(config, **values)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(problems)
+    config.profile()
+    return config

@@ -1,0 +1,322 @@
+"""A profile: the data file that says how to translate one engine's page and log into our families.
+
+Data only, checked whole when it is read: every family, label, unit and group it names must exist.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from exporter import strictyaml
+from exporter.catalog import BY_SHORT, ERROR_KINDS, PHASES, Family
+from exporter.engines.literal import literals_of
+from exporter.strictyaml import ConfigError, Seconds
+
+SHARED = "shared"
+GENERIC = "generic"
+INFO_LABELS = ("version", "model", "dtype", "quantization")
+_FILLED_IN = ("model", "source", "rank")  # labels a rule need not give
+UNITS: dict[str, float] = {
+    "": 1.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ns": 1e-9,
+    "min": 60.0,
+    "%": 0.01,
+    "B": 1.0,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+}
+
+
+def _family(short: str) -> Family:
+    if short not in BY_SHORT:
+        raise ValueError(f"no family {short!r} in the catalog")
+    return BY_SHORT[short]
+
+
+def _check_labels(family: Family, labels: dict[str, str]) -> None:
+    wanted = [label for label in family.labels if label not in _FILLED_IN]
+    missing = [label for label in wanted if label not in labels]
+    unknown = [label for label in labels if label not in family.labels]
+    if missing or unknown:
+        raise ValueError(f"{family.short} has the labels {', '.join(wanted) or 'none'}; got {sorted(labels)}")
+    for label, values in family.closed:
+        value = labels.get(label, values[0])
+        if not value.startswith("$") and value not in values:
+            raise ValueError(f"{label} is one of {', '.join(values)}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One thing a matched line says.
+
+    *value* is a named group of the pattern, a number, or ``elapsed`` (seconds since the line that began it);
+    left out it is 1, or the field's own value. *weight* is how many observations of it the line stands for.
+    A label value ``$name`` is that group's text.
+    """
+
+    signal: str
+    value: str = ""
+    unit: str = ""
+    weight: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_labels(_family(self.signal), self.labels)
+        if self.unit not in UNITS:
+            raise ValueError(f"no unit {self.unit!r}; known are {', '.join(u for u in UNITS if u)}")
+
+    @property
+    def family(self) -> Family:
+        return BY_SHORT[self.signal]
+
+
+@dataclass(frozen=True, slots=True)
+class LineSample:
+    """A line as the engine prints it, and what must come of it: ``family{label=value}: number``."""
+
+    line: str
+    gives: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """A kind of line. *regex* is matched at the start of the message, after time, level and place.
+
+    *contains* are literals of which the line must hold one; derived from the regex when left out.
+    *startup* lines are facts about the engine: kept until its next start, and looked for in what was written
+    before Stopline started. *begin* and *end* name the group with the id that pairs two lines.
+    """
+
+    name: str
+    regex: re.Pattern[str]
+    contains: str | tuple[str, ...] = ()
+    startup: bool = False
+    phase: str = ""
+    info: dict[str, str] = field(default_factory=dict)
+    signals: tuple[Signal, ...] = ()
+    begin: str = ""
+    end: str = ""
+    samples: tuple[LineSample, ...] = ()
+    rejects: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        groups = self.regex.groupindex
+        named = [self.begin, self.end, *self.info.values(), *(s.weight for s in self.signals)]
+        named += [v[1:] for s in self.signals for v in s.labels.values() if v.startswith("$")]
+        named += [s.value for s in self.signals if not _is_number(s.value) and s.value != "elapsed"]
+        for name in named:
+            if name and name not in groups:
+                raise ValueError(f"pattern {self.name}: no group named {name!r} in the regex")
+        if self.phase and self.phase not in PHASES:
+            raise ValueError(f"pattern {self.name}: phase is one of {', '.join(PHASES)}; got {self.phase!r}")
+        for label in self.info:
+            if label not in INFO_LABELS:
+                raise ValueError(f"pattern {self.name}: info is one of {', '.join(INFO_LABELS)}")
+        if any(s.value == "elapsed" for s in self.signals) and not self.end:
+            raise ValueError(f"pattern {self.name}: 'elapsed' needs 'end'")
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """What a line must hold at least one of; empty if nothing is certain, and every line must be tried."""
+        if self.contains:
+            return (self.contains,) if isinstance(self.contains, str) else self.contains
+        return literals_of(self.regex)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Echo:
+    """A line that repeats what a client sent. It is never an error; nor is what follows until *ends* matches."""
+
+    regex: re.Pattern[str]
+    ends: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Messages of one kind of error; matched at the start of a message, with or without an exception's type."""
+
+    kind: str
+    regex: re.Pattern[str]
+
+    def __post_init__(self) -> None:
+        if self.kind not in ERROR_KINDS:
+            raise ValueError(f"kind is one of {', '.join(ERROR_KINDS)}; got {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSample:
+    """Lines as printed, and the kinds that come of them, none if that is left out."""
+
+    lines: str
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRules:
+    """Which lines are errors, and of which kind.
+
+    *gates* are literals; only a line with one of them is looked at. A record is an error by its own level, or,
+    where the line has none, by its *shapes*. *kinds* are tried in the precedence of the catalog. *context* are
+    error lines that only describe another; *client* are a client's mistakes. *access* are the lines of the HTTP
+    server, with a group ``status``: each with 5xx is an event of its own.
+    """
+
+    gates: tuple[str, ...] = ()
+    shapes: tuple[re.Pattern[str], ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    context: tuple[re.Pattern[str], ...] = ()
+    client: tuple[re.Pattern[str], ...] = ()
+    access: tuple[re.Pattern[str], ...] = ()
+    samples: tuple[ErrorSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogRules:
+    """How the engine's log is read. *records* are the shapes of what stands before a message, most usual first."""
+
+    records: tuple[re.Pattern[str], ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    fields: dict[str, Signal | tuple[Signal, ...]] = field(default_factory=dict)
+    echoes: tuple[Echo, ...] = ()
+    errors: ErrorRules = ErrorRules()
+    gauges_expire: Seconds = Seconds(60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRule:
+    """One way to get a family from the page. *sample* lists a metric's names, newest first: the first present counts.
+
+    *where* keeps the series whose labels match; *label_value* takes the number from that label of an info
+    metric; *less* names counters whose increase is taken off (what another family counts already).
+    """
+
+    sample: str | tuple[str, ...]
+    where: dict[str, re.Pattern[str]] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    scale: float = 1.0
+    label_value: str = ""
+    less: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.sample,) if isinstance(self.sample, str) else self.sample
+
+
+@dataclass(frozen=True, slots=True)
+class Detect:
+    """How the engine is recognised: by the start of its metrics' names, or by a line of its log."""
+
+    metrics: tuple[str, ...] = ()
+    log: tuple[re.Pattern[str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PageLabels:
+    """Labels with a meaning: the model's name, the data-parallel rank, and those along which ranks only mirror."""
+
+    model: str = ""
+    rank: str = ""
+    mirrors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal."""
+
+    engine: str
+    title: str = ""
+    versions: str = ""
+    tells: str = ""
+    detect: Detect = Detect()
+    metrics_path: str = "/metrics"
+    health_path: str = ""
+    labels: PageLabels = PageLabels()
+    metrics: dict[str, PageRule | tuple[PageRule, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
+    log: LogRules = LogRules()
+
+    def __post_init__(self) -> None:
+        problems = []
+        for short, rules in self.page_rules().items():
+            for rule in rules:
+                try:
+                    _check_labels(_family(short), rule.labels)
+                except ValueError as error:
+                    problems.append(f"metrics.{short}: {error}")
+        unknown = (name for name in self.order if name.partition(".")[0] not in BY_SHORT)
+        problems += [f"order.{name}: no such family in the catalog" for name in unknown]
+        if problems:
+            raise ConfigError(problems)
+
+    def page_rules(self) -> dict[str, tuple[PageRule, ...]]:
+        """The rules for the page by family, in the catalog's short names."""
+        return {n: (r,) if isinstance(r, PageRule) else r for n, r in self.metrics.items()}
+
+
+def load(path: Path) -> Profile:
+    """A user's own profile. Raises ConfigError."""
+    return strictyaml.load(path, Profile)
+
+
+@cache
+def bundled(engine: str) -> Profile:
+    """A profile that ships with Stopline. Raises KeyError for an engine that has none."""
+    if engine not in names():
+        raise KeyError(engine)
+    return load(Path(str(resources.files("exporter.engines") / f"{engine}.yaml")))
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The engines that ship with Stopline, the generic one last."""
+    files = [Path(str(f)).stem for f in resources.files("exporter.engines").iterdir() if f.name.endswith(".yaml")]
+    return tuple(sorted((f for f in files if f != SHARED), key=lambda n: (n == GENERIC, n)))
+
+
+@cache
+def shared() -> ErrorRules:
+    """What fails alike in every engine built on PyTorch and CUDA."""
+    return load(Path(str(resources.files("exporter.engines") / f"{SHARED}.yaml"))).log.errors
+
+
+def of_page(sample_names: set[str]) -> str:
+    """The engine whose page this is, by its metrics' names; empty if none is recognised.
+
+    A collector may have put its own prefix before the name and an underscore in place of the colon.
+    """
+    for engine in names():
+        for start in bundled(engine).detect.metrics:
+            wanted = re.compile(rf"(?:[A-Za-z]\w*_)?{re.escape(start).replace(':', '[:_]')}")
+            if any(wanted.match(name) for name in sample_names):
+                return engine
+    return ""
+
+
+def of_text(text: str) -> str:
+    """The engine that printed *text*; empty if it could be anyone's."""
+    for engine in names():
+        if any(regex.search(text) for regex in bundled(engine).detect.log):
+            return engine
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,117 @@
+"""What the engine is and which phase of its life it is in, from what the log, the page and /health say."""
+
+import hashlib
+from collections.abc import Mapping
+
+from exporter import catalog
+from exporter.catalog import PHASES, Family
+from exporter.signals import Labels, Sample
+
+_INFO = ("version", "model", "dtype", "quantization")
+
+
+class Lifecycle:
+    """Phase, start time and identity of the one engine this sidecar watches.
+
+    *has_page* says that a metrics endpoint is configured: the engine is then up only while it answers.
+    """
+
+    def __init__(self, *, has_page: bool) -> None:
+        self.phase = "starting"
+        self.engine = ""
+        self.info: dict[str, str] = {}
+        self.started_at: float | None = None
+        self.lives = 0
+        """Starts seen so far: what was true in one life says nothing about the next."""
+        self._has_page = has_page
+        self._answers = False
+        self._gone = False
+        self._identity: dict[str, str] = {}
+
+    @property
+    def up(self) -> bool:
+        return self.phase in ("serving", "stopping") and (self._answers or not self._has_page)
+
+    # what the log says
+
+    def begin(self, at: float | None) -> None:
+        """The engine was started (Unix time *at*, None if that is not known): nothing said before holds."""
+        self.phase, self._gone = "starting", False
+        self.started_at = at
+        self.lives += 1
+        self.info.clear()
+        self._identity.clear()
+
+    def enter(self, phase: str) -> None:
+        """The log told a phase."""
+        if phase not in PHASES:
+            raise ValueError(f"no phase {phase!r}")
+        self.phase = phase
+
+    def worked(self) -> None:
+        """A request or a step was seen: whatever was missed, the engine serves."""
+        if self.phase in ("starting", "loading", "warming"):
+            self.phase = "serving"
+
+    # what the endpoint says
+
+    def answered(self, *, healthy: bool | None, moved: bool, started_at: float | None) -> None:
+        """The page was read. *healthy* is what /health said, None if it was not asked.
+
+        *moved* says that a counter grew since the last page: proof of life where /health is not to be had.
+        """
+        if healthy is False:
+            self._answers = False
+            if self.phase == "serving":
+                self.phase = "dead"
+            return
+        self._answers = True
+        if started_at is not None:
+            self.started_at = started_at
+        alive = healthy is True or moved
+        if self._gone or (self.phase == "dead" and alive):
+            self.lives += 1
+            self.phase, self._gone = "serving", False
+        elif self.phase in ("starting", "loading", "warming"):
+            self.phase = "serving"
+
+    def silent(self, *, refused: bool) -> None:
+        """The page could not be read; *refused* means that nobody listens any more."""
+        was = self._answers
+        self._answers = False
+        if refused:
+            self._gone = True
+            if was and self.phase == "serving":
+                self.phase = "dead"
+
+    # what it is
+
+    def samples(self, gauges: Mapping[Family, Mapping[Labels, float]]) -> list[Sample]:
+        """The engine's own gauges; *gauges* are all others known now, part of what identifies it."""
+        samples = [Sample(catalog.ENGINE_UP, (), float(self.up))]
+        samples += [Sample(catalog.ENGINE_PHASE, (p,), float(p == self.phase)) for p in PHASES]
+        if self.started_at is not None:
+            samples.append(Sample(catalog.ENGINE_START, (), self.started_at))
+        if self.engine:
+            info = {name: self.info.get(name, "") for name in _INFO}
+            info |= {"engine": self.engine, "config": self._config(info, gauges)}
+            labels = tuple(info[name] for name in catalog.ENGINE_INFO.labels)
+            samples.append(Sample(catalog.ENGINE_INFO, labels, 1.0))
+        return samples
+
+    def _config(self, info: Mapping[str, str], gauges: Mapping[Family, Mapping[Labels, float]]) -> str:
+        """Eight hex digits for what makes two runs comparable; the same parts always give the same digits.
+
+        Parts once known are kept until the next start, so that a lost GPU does not make another run of it.
+        """
+        known = {name: value for name, value in info.items() if value}
+        for (dimension,), value in gauges.get(catalog.PARALLELISM, {}).items():
+            known[dimension] = f"{value:g}"
+        for (name,), value in gauges.get(catalog.ENGINE_LIMIT, {}).items():
+            if name in ("max_running_requests", "max_model_len"):
+                known[name] = f"{value:g}"
+        if names := {labels[2] for labels in gauges.get(catalog.GPU_INFO, {})}:
+            known["gpu"] = " ".join(sorted(names))
+        self._identity |= known
+        parts = "\n".join(f"{k}={v}" for k, v in sorted(({"engine": self.engine} | self._identity).items()))
+        return hashlib.sha256(parts.encode()).hexdigest()[:8]

@@ -1,0 +1,178 @@
+"""Which lines of a log are failures, of which kind, and how many lines are one failure."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from exporter.catalog import ERROR_KINDS
+from exporter.engines.profile import ErrorRules
+from exporter.lifecycle import Lifecycle
+from exporter.sources.peel import ERROR, Record, seconds_of
+
+_PRECEDENCE = {kind: rank for rank, kind in enumerate(ERROR_KINDS)}
+_OUTLIVE_DEATH = ("out_of_memory", "cuda", "collective")
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAIN = ("During handling of the above", "The above exception was")
+_TYPED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout): ")
+_QUOTED = re.compile(r"Worker failed with error ['\"]")
+_QUIET = 0.3  # seconds without a further line after which a complete record is judged
+_QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
+_MAX_LINES = 5000
+
+
+@dataclass(slots=True)
+class _Block:
+    """One record that says error, with the lines that belong to it."""
+
+    key: tuple[str, str]
+    when: float | None
+    last_at: float
+    ignored: bool
+    kinds: set[str] = field(default_factory=set)
+    in_traceback: bool = False
+    lines: int = 0
+
+
+class Errors:
+    """Groups lines into failures and counts each once.
+
+    A record is an error if its own level says so, or, where it has none, its shape. It is judged when the next
+    record of its process begins, or by time if none comes; of the kinds its message and its exceptions fit, it is
+    the one of highest precedence, for the last exception of a crash often only follows the cause. The same
+    kind within *window* seconds is the same failure (eight ranks print one crash eight times). After the engine has
+    said that it stops, nothing counts until it starts again; after it died, only what may have killed it.
+    """
+
+    def __init__(
+        self,
+        rules: ErrorRules,
+        shared: ErrorRules,
+        lifecycle: Lifecycle,
+        count: Callable[[str], None],
+        *,
+        window: float = 10.0,
+    ) -> None:
+        self.gates = tuple(dict.fromkeys((*rules.gates, *shared.gates)))
+        self._kinds = [  # what the engine says in its own words stands above what those words mean elsewhere
+            kind for kinds in (rules.kinds, shared.kinds) for kind in sorted(kinds, key=lambda k: _PRECEDENCE[k.kind])
+        ]
+        self._shapes = (*rules.shapes, *shared.shapes)
+        self._context = (*rules.context, *shared.context)
+        self._client = (*rules.client, *shared.client)
+        self._access = (*rules.access, *shared.access)
+        self._lifecycle = lifecycle
+        self._count = count
+        self._window = window
+        self._blocks: dict[str, _Block] = {}
+        self._last: dict[str, tuple[float | None, float]] = {}
+        self._died_in: int | None = None
+
+    @property
+    def following(self) -> bool:
+        """Whether the next line may belong to an error: every line is then to be given."""
+        return bool(self._blocks)
+
+    def line(self, record: Record, now: float) -> None:
+        """One line; *now* is monotonic seconds."""
+        block = self._blocks.get(record.process)
+        if block is not None and self._continues(block, record):
+            self._add(block, record.text, now)
+            return
+        interleaved = record.shaped and record.level != ERROR  # another thread's line amid a traceback
+        if block is not None and not (interleaved and block.in_traceback):
+            self.close(record.process, now)
+        if self._is_access(record, now):
+            return
+        if record.level == ERROR or (not record.level and self._shaped(record.text)):
+            self._open(record, now)
+
+    def flush(self, now: float) -> None:
+        """Judge what has been complete for a while."""
+        for process, block in list(self._blocks.items()):
+            if now - block.last_at >= (_QUIET_OPEN if block.in_traceback else _QUIET):
+                self.close(process, now)
+
+    def close(self, process: str, now: float) -> None:
+        """Judge the record of *process* now."""
+        block = self._blocks.pop(process)
+        if not block.ignored:
+            kind = min(block.kinds or {"other"}, key=_PRECEDENCE.__getitem__)
+            self._event(kind, block.when, now)
+
+    # within
+
+    def _continues(self, block: _Block, record: Record) -> bool:
+        if block.lines > _MAX_LINES:
+            return False
+        if record.shaped:
+            return record.level == ERROR and bool(record.place) and (record.time, record.place) == block.key
+        text = record.text
+        return block.in_traceback or text[:1] in ("", " ", "\t") or text.startswith((_TRACEBACK, *_CHAIN))
+
+    def _open(self, record: Record, now: float) -> None:
+        self._blocks.pop(record.process, None)
+        block = _Block(
+            key=(record.time, record.place),
+            when=seconds_of(record.time) if record.time else None,
+            last_at=now,
+            ignored=self._lifecycle.phase == "stopping" or any(regex.match(record.text) for regex in self._context),
+        )
+        self._blocks[record.process] = block
+        self._add(block, record.text, now)
+        for line in record.stack.splitlines():
+            self._add(block, line, now)
+
+    def _add(self, block: _Block, text: str, now: float) -> None:
+        block.last_at = now
+        block.lines += 1
+        if _TRACEBACK in text:
+            block.in_traceback = True
+            return
+        if not text.strip() or text.startswith(_CHAIN) or (block.in_traceback and text[0].isspace()):
+            return
+        forms = list(_forms(text))
+        if any(regex.match(form) for regex in self._client for form in forms):
+            block.ignored = True
+        if kind := next((k.kind for k in self._kinds if any(k.regex.match(f) for f in forms)), None):
+            block.kinds.add(kind)
+        block.in_traceback = False
+
+    def _shaped(self, text: str) -> bool:
+        return text.startswith(_TRACEBACK) or any(regex.match(text) for regex in self._shapes)
+
+    def _is_access(self, record: Record, now: float) -> bool:
+        for regex in self._access:
+            if match := regex.match(record.text):
+                kind = "rejected" if match["status"] in ("429", "503") else "server_error"
+                if match["status"][0] == "5" and self._lifecycle.phase != "stopping" and not self._dead:
+                    self._last[kind] = (None, now)
+                    self._count(kind)
+                return True
+        return False
+
+    @property
+    def _dead(self) -> bool:
+        return self._died_in == self._lifecycle.lives
+
+    def _event(self, kind: str, when: float | None, now: float) -> None:
+        if self._dead and kind not in _OUTLIVE_DEATH:
+            return
+        if last := self._last.get(kind):
+            apart = abs(when - last[0]) if when is not None and last[0] is not None else now - last[1]
+            if apart < self._window:
+                return
+        self._last[kind] = (when, now)
+        self._count(kind)
+        if kind == "engine_dead":
+            self._died_in = self._lifecycle.lives
+            self._lifecycle.enter("dead")
+
+
+def _forms(text: str) -> Iterator[str]:
+    """The text as it stands, then without the exception's type, then what a worker is quoted with."""
+    yield text
+    if match := _TYPED.match(text):
+        text = text[match.end() :]
+        yield text
+    if match := _QUOTED.match(text):
+        yield text[match.end() :]

@@ -1,0 +1,347 @@
+"""From lines to signals, by the rules of a profile.
+
+Works on whole chunks: a literal that no line holds costs one search of the chunk, and only lines that hold one are
+cut out and matched. While an error or an echo is open every line is looked at, for it may belong to it.
+"""
+
+import re
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from exporter import catalog
+from exporter.catalog import Family
+from exporter.engines.literal import literals_of
+from exporter.engines.profile import UNITS, Echo, Pattern, Profile, Signal, shared
+from exporter.lifecycle import Lifecycle
+from exporter.signals import Labels, Sample
+from exporter.sources.errors import Errors
+from exporter.sources.peel import ERROR, Record, Unwrapper, peel, seconds_of
+from exporter.store import Store
+
+_LABEL = re.compile(r"[\w./:@+ -]{1,64}")
+_NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_UNIT = r"(?:\s?(ms|us|µs|μs|ns|s|%)(?![\w/%]))?"
+_PROSE = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[=:\s(\[{,])\'(?:[^\'\\]|\\.)*\'')
+_STRANGERS = re.compile(r"\b(?:prompt|messages|content|input_text|query|body)[\"']?\s*[=:]")
+_ECHO_LINES = 200
+_ECHO_SECONDS = 2.0
+_MAX_OPEN = 10_000
+_MAX_GAUGES = 256
+_MAX_ELAPSED = 3600.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fields:
+    """Known fields, wherever they stand in a line that carries ``key=value`` pairs or is JSON."""
+
+    regex: re.Pattern[str]
+    signals: dict[str, tuple[Signal, ...]]
+
+
+_Rule = Pattern | Echo | _Fields | None
+"""What a literal leads to; None stands for the errors."""
+
+
+class Lines:
+    """One log's lines, turned into counts, observations and gauges in the *store*.
+
+    *patterns* and *fields* are the user's, beside those of the profile.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        profile: Profile,
+        store: Store,
+        lifecycle: Lifecycle,
+        *,
+        clock: Callable[[], float],
+        patterns: Iterable[Pattern] = (),
+        fields: dict[str, Signal | tuple[Signal, ...]] | None = None,
+        window: float = 10.0,
+        model: str = "",
+    ) -> None:
+        self.source = source
+        self._store = store
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._patterns = tuple(patterns)
+        self._own_fields = fields or {}
+        self._window = window
+        self._model = model
+        self._unwrapper = Unwrapper()
+        self._facts: dict[tuple[Family, Labels], float] = {}
+        self._gauges: dict[tuple[Family, Labels], tuple[float, float]] = {}
+        self._began: dict[Hashable, float] = {}
+        self._processes: set[str] = set()
+        self._echo: Echo | None = None
+        self._echo_lines = 0
+        self._echo_at = 0.0
+        self._history = False
+        self._now = clock()
+        self.use(profile)
+
+    def configure(
+        self, patterns: Iterable[Pattern], fields: dict[str, Signal | tuple[Signal, ...]], window: float
+    ) -> None:
+        """Take the user's own rules anew."""
+        self._patterns, self._own_fields, self._window = tuple(patterns), fields, window
+        self.use(self._profile)
+
+    def use(self, profile: Profile) -> None:
+        """Read by *profile* from here on."""
+        self._profile = profile
+        log = profile.log
+        self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
+        self._literals: dict[bytes, list[_Rule]] = {}
+        self._always: list[_Rule] = []
+        for echo in log.echoes:
+            self._add(echo, literals_of(echo.regex))
+        for pattern in (*log.patterns, *self._patterns):
+            self._add(pattern, pattern.literals)
+            self._store.set_total(catalog.LOG_MATCHED, (self.source, pattern.name), self._matched(pattern.name))
+        if fields := {**log.fields, **self._own_fields}:
+            self._add(_fields(fields), tuple(fields))
+        self._add(None, self._errors.gates)
+
+    def feed(self, data: bytes, *, history: bool) -> None:
+        """*data* are whole lines, oldest first. Of *history* only facts about the engine are taken."""
+        data = self._unwrapper.feed(data)
+        self._history = history
+        self._now = self._clock()
+        hits = self._hits(data)
+        starts, at, cursor = sorted(hits), 0, 0
+        while True:
+            if not (self._echo or self._errors.following):
+                while at < len(starts) and starts[at] < cursor:
+                    at += 1
+                if at == len(starts):
+                    break
+                cursor = starts[at]
+            if cursor >= len(data):
+                break
+            end = data.find(b"\n", cursor)
+            end = len(data) if end < 0 else end
+            self._line(data[cursor:end], hits.get(cursor, self._always))
+            cursor = end + 1
+
+    def flush(self) -> None:
+        """Judge errors that no further line completes, and forget gauges and openings that are too old."""
+        self._now = self._clock()
+        self._errors.flush(self._now)
+        oldest = self._now - self._profile.log.gauges_expire
+        for key in [k for k, (_, at) in self._gauges.items() if at < oldest]:
+            del self._gauges[key]
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Facts of the start and the gauges that recent lines told."""
+        now = {**self._facts, **{k: v for k, (v, _) in self._gauges.items()}}
+        return tuple(Sample(family, labels, value) for (family, labels), value in now.items())
+
+    # finding lines
+
+    def _add(self, rule: _Rule, literals: Iterable[str]) -> None:
+        literals = tuple(literals)
+        for literal in literals:
+            self._literals.setdefault(literal.encode(), []).append(rule)
+        if not literals:
+            self._always.append(rule)
+
+    def _hits(self, data: bytes) -> dict[int, list[_Rule]]:
+        """Where lines begin that hold a literal, with what the literals lead to."""
+        hits: dict[int, list[_Rule]] = {}
+        if self._always:
+            start = 0
+            while start < len(data):
+                hits[start] = list(self._always)
+                start = data.find(b"\n", start) + 1 or len(data)
+        for literal, rules in self._literals.items():
+            found = data.find(literal)
+            while found >= 0:
+                hits.setdefault(data.rfind(b"\n", 0, found) + 1, []).extend(rules)
+                end = data.find(b"\n", found)
+                found = data.find(literal, end) if end >= 0 else -1
+        return hits
+
+    # reading a line
+
+    def _line(self, line: bytes, rules: list[_Rule]) -> None:
+        record = peel(line, self._profile.log.records)
+        if self._echo is not None and self._echoing(self._echo, record):
+            return
+        if record.process and record.shaped and len(self._processes) < _MAX_OPEN:
+            self._processes.add(record.process)
+        tried = understood = False
+        for rule in dict.fromkeys(rules):
+            if isinstance(rule, Echo):
+                if rule.regex.match(record.text):
+                    self._begin_echo(rule, record)
+                    return
+            elif isinstance(rule, Pattern):
+                tried = True
+                understood |= self._pattern(rule, record)
+            elif isinstance(rule, _Fields):
+                tried = True
+                understood |= self._fields(rule, record)
+        if not self._history and (None in rules or self._errors.following):
+            self._errors.line(record, self._now)
+        elif tried and not understood and not self._history:
+            self._count(catalog.LOG_UNPARSED, (self.source,))
+
+    def _begin_echo(self, echo: Echo, record: Record) -> None:
+        if record.fields or echo.ends.search(record.text):
+            return
+        self._echo, self._echo_lines, self._echo_at = echo, 0, self._now
+
+    def _echoing(self, echo: Echo, record: Record) -> bool:
+        """Whether *record* still belongs to what a client sent, by its end or by who can have printed it."""
+        self._echo_lines += 1
+        if echo.ends.search(record.text) and not record.shaped:
+            self._echo = None
+            return True
+        trusted = record.shaped and record.process in self._processes
+        if trusted or self._echo_lines > _ECHO_LINES or self._now - self._echo_at > _ECHO_SECONDS:
+            self._echo = None
+            return False
+        return True
+
+    def _pattern(self, pattern: Pattern, record: Record) -> bool:
+        match = pattern.regex.match(record.text)
+        if match is None:
+            return False
+        if self._history and not (pattern.startup or pattern.phase):
+            return True
+        if pattern.phase:
+            self._enter(pattern.phase)
+        for label, group in pattern.info.items():
+            if (text := match[group]) and text != "None" and _LABEL.fullmatch(text):
+                self._lifecycle.info[label] = text
+        elapsed = self._pair(pattern, match, record)
+        for signal in pattern.signals:
+            value = elapsed if signal.value == "elapsed" else _value(signal, match)
+            if value is not None:
+                weight = int(float(match[signal.weight])) if signal.weight else 1
+                self._signal(signal, value, weight, match, fact=pattern.startup)
+        if not self._history:
+            self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
+        return True
+
+    def _fields(self, rule: _Fields, record: Record) -> bool:
+        """Observe the known fields of a line; what stands in quoted prose is a stranger's and does not count."""
+        if self._history:
+            return True
+        pairs: list[tuple[str, str, str]] = []
+        if record.fields:
+            pairs = [(name, str(record.fields[name]), "") for name in rule.signals if name in record.fields]
+        if not record.fields or not pairs:
+            text = _STRANGERS.split(_PROSE.sub(_blank, record.text), maxsplit=1)[0]
+            pairs = [(m[1], m[2], m[3] or "") for m in rule.regex.finditer(text)]
+        if record.level == ERROR:
+            return bool(pairs)
+        for name, number, unit in pairs:
+            for signal in rule.signals[name]:
+                value = _number(signal.value or number, unit or signal.unit)
+                if value is not None:
+                    self._signal(signal, value, 1, None, fact=False)
+        if pairs:
+            self._count(catalog.LOG_MATCHED, (self.source, "fields"))
+        return bool(pairs)
+
+    def _pair(self, pattern: Pattern, match: re.Match[str], record: Record) -> float | None:
+        """Seconds between the two lines with the same id, by the log's own clock if it has one."""
+        if not (pattern.begin or pattern.end) or self._history:
+            return None
+        at = seconds_of(record.time) if record.time else None
+        if at is None:
+            at = self._now
+        if pattern.begin:
+            if len(self._began) >= _MAX_OPEN:
+                self._began.pop(next(iter(self._began)))
+                self._store.drop(catalog.LATENCY)
+            self._began[pattern.begin, match[pattern.begin]] = at
+            return None
+        began = self._began.pop((pattern.end, match[pattern.end]), None)
+        if began is None or not 0 <= at - began <= _MAX_ELAPSED:  # an orphan, or the clock was set
+            self._store.drop(catalog.LATENCY)
+            return None
+        return at - began
+
+    # what a line says
+
+    def _enter(self, phase: str) -> None:
+        if phase == "starting":
+            self._lifecycle.begin(None if self._history else self._store.wall())
+            self._facts.clear()
+            self._gauges.clear()
+            self._began.clear()
+            self._store.claims.reset()
+        else:
+            self._lifecycle.enter(phase)
+
+    def _signal(self, signal: Signal, value: float, weight: int, match: re.Match[str] | None, *, fact: bool) -> None:
+        family = signal.family
+        labels = self._labels(signal, match)
+        if labels is None or value < 0 or value != value or weight < 0:
+            self._store.drop(family)
+        elif family.kind == "gauge":
+            if fact and len(self._facts) < _MAX_GAUGES:
+                self._facts[family, labels] = value
+            elif not fact and len(self._gauges) < _MAX_GAUGES:
+                self._gauges[family, labels] = (value, self._now)
+        elif weight:
+            self._lifecycle.worked()
+            if family.kind == "histogram":
+                self._store.observe(family, labels, value, weight, origin="log")
+            else:
+                self._store.count(family, labels, value * weight, origin="log")
+
+    def _labels(self, signal: Signal, match: re.Match[str] | None) -> Labels | None:
+        values = []
+        for label in signal.family.labels:
+            if label == "source":
+                continue
+            value = signal.labels.get(label)
+            if value is None:
+                value = "0" if label == "rank" else self._model or self._lifecycle.info.get("model", "")
+            elif value.startswith("$") and match is not None:
+                value = match[value[1:]] or "0"
+                if not _LABEL.fullmatch(value):
+                    return None
+            values.append(str(int(value)) if label == "rank" and value.isdecimal() else value)
+        return tuple(values)
+
+    def _error(self, kind: str) -> None:
+        self._store.count(catalog.ERRORS, (kind,), origin="log")
+
+    def _count(self, family: Family, labels: Labels) -> None:
+        series = self._store.counters[family]
+        series[labels] = series.get(labels, 0.0) + 1
+
+    def _matched(self, pattern: str) -> float:
+        return self._store.counters[catalog.LOG_MATCHED].get((self.source, pattern), 0.0)
+
+
+def _fields(fields: dict[str, Signal | tuple[Signal, ...]]) -> _Fields:
+    names = "|".join(re.escape(name) for name in sorted(fields, key=len, reverse=True))
+    regex = re.compile(rf'(?<![\w.\-])({names})["\']?\s*[=:]\s*["\']?({_NUMBER}){_UNIT}(?![\w.])')
+    return _Fields(regex, {n: (s,) if isinstance(s, Signal) else s for n, s in fields.items()})
+
+
+def _blank(quoted: re.Match[str]) -> str:
+    """Keep a short quoted word or number (a key or a value), blank anything that reads like text."""
+    text = quoted[0]
+    return text if len(text) <= 40 and not re.search(r"[\s=]", text[1:-1].strip()) else '""'
+
+
+def _value(signal: Signal, match: re.Match[str]) -> float | None:
+    if not signal.value:
+        return 1.0
+    text = match.groupdict().get(signal.value, signal.value)
+    return None if text is None else _number(text, signal.unit)
+
+
+def _number(text: str, unit: str) -> float | None:
+    try:
+        return float(text.replace(",", "")) * UNITS[unit]
+    except ValueError:
+        return None

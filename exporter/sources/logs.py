@@ -1,0 +1,103 @@
+"""The log source: follows a file, a glob or standard input and has its lines understood."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from exporter import catalog
+from exporter.signals import Reading, Sample
+from exporter.sources.lines import Lines
+from exporter.sources.tail import LineSource
+from exporter.store import Store
+
+log = logging.getLogger(__name__)
+
+_TOTALS = (
+    (catalog.LOG_LINES, "lines"),
+    (catalog.LOG_BYTES, "bytes"),
+    (catalog.LOG_ROTATIONS, "rotations"),
+    (catalog.LOG_TRUNCATIONS, "truncations"),
+    (catalog.LOG_DROPPED, "dropped_bytes"),
+)
+
+_REMEDY = {
+    "missing": " (waiting for it; is the path what the server writes to?)",
+    "permission": " (run with the group that owns the file; in Kubernetes set fsGroup on the pod)",
+    "not_a_file": " (give a file, or a pattern such as /var/log/engine/*.log)",
+}
+
+
+class Recogniser(Protocol):
+    """Told every chunk until the engine is known; may change the profile of the lines before they are read."""
+
+    def __call__(self, data: bytes) -> None: ...
+
+
+class LogSource:
+    """Reads what is there every *tick*, one chunk at a time, and lets others run in between."""
+
+    def __init__(
+        self,
+        files: LineSource,
+        lines: Lines,
+        store: Store,
+        *,
+        tick: Callable[[], Awaitable[None]],
+        recognise: Recogniser,
+        clock: Callable[[], float],
+    ) -> None:
+        self._files = files
+        self._lines = lines
+        self._store = store
+        self._tick = tick
+        self._recognise = recognise
+        self._clock = clock
+        self._reason = ""
+        self._first = True
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        try:
+            while True:
+                await self.once()
+                await self._tick()
+        finally:
+            self._files.close()
+
+    async def once(self) -> None:
+        """Read all that is there now."""
+        began = self._clock()
+        for chunk in self._files.poll():
+            self._recognise(chunk.data)
+            self._lines.feed(chunk.data, history=chunk.history)
+            await asyncio.sleep(0)
+        self._lines.flush()
+        self._publish(self._clock() - began)
+
+    def _publish(self, seconds: float) -> None:
+        source, stats, store = self._lines.source, self._files.stats, self._store
+        for family, name in _TOTALS:
+            store.set_total(family, (source,), getattr(stats, name))
+        store.counters[catalog.LOG_UNPARSED].setdefault((source,), 0.0)
+        samples = [*self._lines.samples(), Sample(catalog.LOG_LAG, (source,), stats.lag_bytes)]
+        if stats.last_line_at is not None:
+            samples.append(Sample(catalog.LOG_LAST_LINE, (source,), stats.last_line_at))
+        store.publish(
+            Reading(
+                source=source,
+                origin="log",
+                ok=stats.readable,
+                at=store.wall(),
+                samples=tuple(samples) if stats.readable else (),
+                reason="" if stats.readable else stats.reason,
+                seconds=seconds,
+            )
+        )
+        if stats.reason != self._reason or self._first:
+            self._first, self._reason = False, stats.reason
+            if stats.readable:
+                log.info("log readable: path=%s", source)
+            else:
+                remedy = _REMEDY.get(stats.reason, "")
+                log.warning("log not readable: path=%s reason=%s%s", source, stats.reason, remedy)

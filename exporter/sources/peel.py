@@ -1,0 +1,173 @@
+"""From the bytes of a log to records: container prefix, colours, process prefix and JSON taken off, in that order."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+_CRI = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
+_CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
+_ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
+_ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
+_PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w.\-]* pid=\d+)\) ?")
+_MAX_JOINED = 64 << 10
+_MAX_JSON = 256 << 10
+
+ERROR, WARNING, BELOW = "error", "warning", "below"
+_LEVELS = {
+    **dict.fromkeys(("error", "err", "e", "critical", "crit", "fatal", "f", "c", "alert", "emerg"), ERROR),
+    **dict.fromkeys(("warning", "warn", "w"), WARNING),
+}
+_LEVEL_KEYS = ("level", "levelname", "severity", "lvl", "log_level", "loglevel")
+_TEXT_KEYS = ("message", "msg", "event", "text", "log")
+_TIME_KEYS = ("timestamp", "time", "ts", "@timestamp", "asctime")
+_STACK_KEYS = ("exc_info", "exception", "traceback", "stack", "stack_trace", "error.stack")
+
+
+@dataclass(slots=True)
+class Record:
+    """One line, peeled. *shaped* says that the line starts a record by its own shape; else it may continue one.
+
+    *process* is the ``name pid=n`` some servers put before every line of a process, raw output included.
+    *level* is ``error``, ``warning``, ``below`` or empty where the line tells none. *place* is what identifies
+    the call that printed it. *fields* are those of a JSON line, nested ones by dotted name.
+    """
+
+    text: str
+    shaped: bool = False
+    level: str = ""
+    time: str = ""
+    process: str = ""
+    place: str = ""
+    stack: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Unwrapper:
+    """Takes container-runtime prefixes and colours off whole chunks; joins lines the runtime split.
+
+    A file is in the container runtime's format if its first line is. Parts are joined per stream, bounded.
+    """
+
+    def __init__(self) -> None:
+        self._cri: bool | None = None
+        self._parts: dict[bytes, bytes] = {}
+
+    def feed(self, data: bytes) -> bytes:
+        """Whole lines in, whole lines out."""
+        if self._cri is None and data:
+            self._cri = _CRI.match(data) is not None
+        if self._cri:
+            data = self._unwrap(data)
+        if b"\x1b" in data or b"\xc2\x9b" in data:
+            data = _ANSI.sub(b"", data)
+        return data
+
+    def _unwrap(self, data: bytes) -> bytes:
+        if not self._parts and b" P " not in data:
+            return _CRI_FULL.sub(b"", data)
+        lines = []
+        for line in data.splitlines(keepends=True):
+            match = _CRI.match(line)
+            if match is None:
+                lines.append(line)
+                continue
+            text = line[match.end() :]
+            joined = self._parts.pop(match[1], b"") + text.rstrip(b"\n")
+            if match[2] == b"P":
+                self._parts[match[1]] = joined[:_MAX_JOINED]
+            else:
+                lines.append(joined + b"\n")
+        return b"".join(lines)
+
+
+def peel(line: bytes, shapes: Sequence[re.Pattern[str]]) -> Record:
+    """*line* without its newline, as a record. Never raises, whatever the bytes.
+
+    *shapes* match what stands before a message; their groups ``level``, ``time``, ``place`` and ``process``
+    are taken from there and from nowhere else.
+    """
+    if line.endswith(b"\r"):
+        line = line[:-1]
+    if b"\r" in line:  # a progress bar: what was drawn last counts
+        line = line[line.rindex(b"\r") + 1 :]
+    text = line.decode("utf-8", "replace")
+    process = ""
+    if text.startswith("(") and (match := _PROCESS.match(text)):
+        process, text = match["name"], text[match.end() :]
+    if text.startswith("{") and len(text) <= _MAX_JSON and (record := _from_json(text)) is not None:
+        record.process = record.process or process
+        return record
+    for shape in shapes:
+        if match := shape.match(text):
+            groups = match.groupdict()
+            return Record(
+                text=text[match.end() :],
+                shaped=True,
+                level=_level(groups.get("level")),
+                time=groups.get("time") or "",
+                process=process or groups.get("process") or "",
+                place=groups.get("place") or "",
+            )
+    return Record(text, process=process)
+
+
+def seconds_of(time: str) -> float | None:
+    """A log's own time as seconds on some scale of its own; None if it cannot be read.
+
+    Only differences of two times of the same log mean anything: many logs have no year or no zone.
+    """
+    try:
+        number = float(time)
+    except ValueError:
+        pass
+    else:
+        return number / 1000 if number > 1e11 else number  # epoch in ms
+    text = time.replace(",", ".").replace("/", "-")
+    for shape in ("", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"):
+        try:
+            if shape:  # a leap year, so that 29 February can be read
+                return datetime.strptime("2000-" + text, "%Y-" + shape).timestamp()
+            return datetime.fromisoformat(text).timestamp()
+        except ValueError:
+            continue
+    return None
+
+
+def _level(word: object) -> str:
+    if not isinstance(word, str) or not word:
+        return ""
+    return _LEVELS.get(word.strip().lower(), BELOW)
+
+
+def _from_json(text: str) -> Record | None:
+    try:
+        decoded = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
+    if not isinstance(decoded, dict):
+        return None
+    fields = _flat(decoded)
+    message = next((v for k in _TEXT_KEYS if isinstance(v := fields.get(k), str)), "")
+    stack = next((v for k in _STACK_KEYS if isinstance(v := fields.get(k), str)), "")
+    return Record(
+        text=_ANSI_TEXT.sub("", message),
+        shaped=True,
+        level=_level(next((fields[k] for k in _LEVEL_KEYS if k in fields), None)),
+        time=str(next((fields[k] for k in _TIME_KEYS if k in fields), "")),
+        stack=_ANSI_TEXT.sub("", stack),
+        fields=fields,
+    )
+
+
+def _flat(decoded: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in decoded.items():
+        if isinstance(value, dict) and depth < 3:
+            flat |= _flat(value, f"{prefix}{key}.", depth + 1)
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,362 @@
+"""The engine's metrics endpoint: polled, recognised, and turned into a reading and into increases."""
+
+import asyncio
+import errno
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from exporter import catalog, refine
+from exporter.catalog import Family
+from exporter.engines import profile as profiles
+from exporter.engines.profile import PageRule, Profile
+from exporter.lifecycle import Lifecycle
+from exporter.signals import Labels, Reading, Sample
+from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of
+from exporter.store import Store
+
+log = logging.getLogger(__name__)
+
+SOURCE = "metrics"
+_ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
+_LONGEST = 86400.0
+_HEALTH_EVERY = 5.0
+_NOBODY = "(is the server up, and is this its address?)"
+
+
+class Unreadable(Exception):
+    """One attempt failed in a way that is to be expected; *reason* is from a closed set."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason} {detail}".strip())
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the endpoint is reached: deadline in seconds, cap of the answer in bytes, who we are."""
+
+    timeout: float = 0.9
+    max_bytes: int = 16 << 20
+    token_file: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Read anew at each request: tokens are rotated. Raises Unreadable."""
+        headers = {"Accept": _ACCEPT}
+        try:
+            if self.token_file is not None:
+                headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
+            elif self.password_file is not None:
+                password = self.password_file.read_text().strip()
+                headers["Authorization"] = aiohttp.BasicAuth(self.user, password).encode()
+        except OSError as error:
+            raise Unreadable("credentials", f"{error.filename}: {error.strerror}") from None
+        return headers
+
+
+class ScrapeSource:
+    """Polls ``url`` + the profile's path every *tick*; at most one request is under way.
+
+    *profile* None means: find out from the page. *recognised* is called once with what was found.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        profile: Profile | None,
+        store: Store,
+        lifecycle: Lifecycle,
+        *,
+        session: aiohttp.ClientSession,
+        access: Access,
+        tick: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+        recognised: Callable[[Profile], None] = lambda _: None,
+        model: str = "",
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._store = store
+        self._lifecycle = lifecycle
+        self._session = session
+        self._access = access
+        self._tick = tick
+        self._clock = clock
+        self._recognised = recognised
+        self._model = model
+        self._profile: Profile | None = None
+        self._health_at = -_HEALTH_EVERY
+        self._state = "-"
+        if profile is not None:
+            self.use(profile)
+
+    def use(self, profile: Profile) -> None:
+        """Read the page by *profile* from here on."""
+        if profile is not self._profile:
+            self._profile = profile
+            self._reader = PageReader(profile)
+            self._increases = Increases()
+            for name, order in profile.order.items():
+                family, _, of = name.partition(".")
+                self._store.claims.order((catalog.BY_SHORT[family], of), order)
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self.once()
+            await self._tick()
+
+    async def once(self) -> None:
+        """One attempt; what goes wrong becomes a failed reading."""
+        began = self._clock()
+        reason = ""
+        samples: tuple[Sample, ...] = ()
+        try:
+            page = await self._page()
+            healthy = await self._health()
+            samples = self._translate(page, healthy)
+            self._tell("", "")
+        except Unreadable as error:
+            reason = error.reason
+            if reason == "unhealthy":
+                self._lifecycle.answered(healthy=False, moved=False, started_at=None)
+            else:
+                self._lifecycle.silent(refused=reason == "refused")
+            self._tell(reason, str(error))
+        self._store.publish(
+            Reading(
+                SOURCE,
+                "metrics",
+                ok=not reason,
+                at=self._store.wall(),
+                samples=samples,
+                reason=reason,
+                seconds=self._clock() - began,
+            )
+        )
+
+    # fetching
+
+    async def _page(self) -> Page:
+        path = self._profile.metrics_path if self._profile else "/metrics"
+        text, openmetrics = await self._get(path)
+        if self._profile is None:
+            self.use(self._find(text))
+            self._recognised(self._in_use)
+        try:
+            return self._reader.read(text, openmetrics=openmetrics)
+        except NotAPage as error:
+            raise Unreadable("not_metrics", str(error)) from None
+
+    def _find(self, text: str) -> Profile:
+        names = names_of(text)
+        if not names:
+            raise Unreadable("not_metrics", "the answer is no metrics page")
+        engine = profiles.of_page(names)
+        if not engine:
+            raise Unreadable("not_recognised", "the page has no metrics of a known engine (a gateway? metrics off?)")
+        log.info("engine recognised: engine=%s by=metrics", engine)
+        return profiles.bundled(engine)
+
+    @property
+    def _in_use(self) -> Profile:
+        if self._profile is None:
+            raise RuntimeError("no profile in use")
+        return self._profile
+
+    async def _get(self, path: str) -> tuple[str, bool]:
+        """The body as text and whether it is OpenMetrics. Raises Unreadable."""
+        timeout = aiohttp.ClientTimeout(total=self._access.timeout)
+        headers = self._access.headers()
+        try:
+            async with self._session.get(self._url + path, headers=headers, timeout=timeout) as response:
+                if response.status != 200:
+                    raise Unreadable(f"http_{response.status}", path)
+                body = await _capped(response.content, self._access.max_bytes)
+                return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
+        except TimeoutError:
+            raise Unreadable("timeout", f"no answer in {self._access.timeout:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            refused = error.os_error.errno == errno.ECONNREFUSED
+            raise Unreadable("refused" if refused else "unreachable", f"{error} {_NOBODY}") from None
+        except aiohttp.ClientSSLError as error:
+            raise Unreadable("tls", str(error)) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreadable("broken", str(error) or type(error).__name__) from None
+
+    async def _health(self) -> bool | None:
+        """What /health says, asked now and then only: some engines write a line for each question."""
+        path = self._in_use.health_path
+        if not path or (self._state != "unhealthy" and self._clock() - self._health_at < _HEALTH_EVERY):
+            return None
+        self._health_at = self._clock()
+        try:
+            await self._get(path)
+        except Unreadable as error:
+            if error.reason.startswith("http_5"):
+                raise Unreadable("unhealthy", f"{path} answers {error.reason[5:]}") from None
+            return None
+        return True
+
+    # translating
+
+    def _translate(self, page: Page, healthy: bool | None) -> tuple[Sample, ...]:
+        profile, increases = self._in_use, self._increases
+        increases.turn(page)
+        models = self._models(page)
+        if increases.restarted:
+            log.info("engine restarted: url=%s", self._url)
+            self._store.claims.reset()
+            self._store.keep_models(models)
+        self._longest = _LONGEST
+        if page.started_at is not None:
+            self._longest = max(60.0, self._store.wall() - page.started_at)
+        gauges: dict[tuple[Family, Labels], float] = {}
+        moved = False
+        for short, rules in profile.page_rules().items():
+            family = catalog.BY_SHORT[short]
+            for rule in rules:
+                name = next((n for n in rule.names if page.has(n)), None)
+                if name is None:
+                    if not rule.optional:
+                        gauges[catalog.METRIC_MISSING, (rule.names[0],)] = 1.0
+                    continue
+                if page.dropped[name]:
+                    self._store.drop(family, page.dropped[name])
+                if family.kind == "gauge":
+                    self._gauge(page, family, rule, name, gauges)
+                else:
+                    for model in models:
+                        self._store.expect(family, self._labels(family, rule, {}, model), origin="metrics")
+                    read = self._histogram if family.kind == "histogram" else self._counter
+                    moved |= read(page, family, rule, name, models[0])
+        increases.end()
+        self._lifecycle.answered(healthy=healthy, moved=moved, started_at=page.started_at)
+        return tuple(Sample(family, labels, value) for (family, labels), value in gauges.items())
+
+    def _models(self, page: Page) -> list[str]:
+        label = self._in_use.labels.model
+        found = {
+            value: None
+            for series in page.samples.values()
+            for _, labels in series
+            for name, value in labels
+            if name == label
+        }
+        if self._model:
+            return [self._model]
+        if found:
+            self._lifecycle.info["model"] = next(iter(found))
+        return list(found) or [self._lifecycle.info.get("model", "")]
+
+    def _labels(self, family: Family, rule: PageRule, native: dict[str, str], model: str) -> Labels:
+        """Our labels for a series of the page; *model* where the series tells none."""
+        known = self._in_use.labels
+        values = {
+            "model": self._model or native.get(known.model, model),
+            "rank": native.get(known.rank, "0"),
+            **rule.labels,
+        }
+        return tuple(values[label] for label in family.labels if label != "source")
+
+    def _gauge(
+        self,
+        page: Page,
+        family: Family,
+        rule: PageRule,
+        name: str,
+        gauges: dict[tuple[Family, Labels], float],
+    ) -> None:
+        """Series that fall together add up, but shares do not: of those the fullest counts."""
+        model = self._lifecycle.info.get("model", "")
+        for native, _, number in _matching(page, name, rule):
+            value = _label_number(native, rule.label_value) if rule.label_value else number
+            if value is None:
+                continue
+            if value < 0:
+                self._store.drop(family)
+                continue
+            key = (family, self._labels(family, rule, native, model))
+            value *= rule.scale
+            if family.name.endswith("_ratio") or rule.label_value:
+                gauges[key] = max(gauges.get(key, 0.0), value)
+            else:
+                gauges[key] = gauges.get(key, 0.0) + value
+
+    def _counter(self, page: Page, family: Family, rule: PageRule, name: str, model: str) -> bool:
+        grown: dict[Labels, float] = defaultdict(float)
+        for native, key, value in _matching(page, name, rule):
+            # the same series may feed several families: each keeps its own reference
+            own: Key = (f"{family.name} {key[0]} {rule.labels}", key[1])
+            grown[self._labels(family, rule, native, model)] += self._increases.of(own, value)
+        for other in rule.less:
+            for key, value in page.samples.get(other, {}).items():
+                own = (f"{family.name} less {key[0]} {rule.labels}", key[1])
+                taken = self._increases.of(own, value)
+                for labels in grown:
+                    grown[labels] = max(0.0, grown[labels] - taken)
+        for labels, amount in grown.items():
+            if amount > 0:
+                self._store.count(family, labels, amount * rule.scale, origin="metrics")
+        return any(grown.values())
+
+    def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str) -> bool:
+        moved = False
+        for native, group in histograms(page, name):
+            if not _fits(native, rule):
+                continue
+            window = self._increases.window(group)
+            if window is None or not any((*window.counts, window.sum)):
+                continue
+            moved = True
+            scaled = refine.Window(tuple(b * rule.scale for b in window.bounds), window.counts, window.sum * rule.scale)
+            placed = refine.values(scaled, self._longest)
+            if placed is None:
+                self._store.drop(family, max(1, sum(n for n in window.counts if n > 0)))
+                continue
+            labels = self._labels(family, rule, native, model)
+            for value, count in placed:
+                self._store.observe(family, labels, value, count, origin="metrics")
+        return moved
+
+    def _tell(self, reason: str, detail: str) -> None:
+        """Say what has changed; repeats are not worth a line."""
+        if reason != self._state:
+            self._state = reason
+            if reason:
+                log.warning("engine not readable: url=%s reason=%s detail=%r", self._url, reason, detail)
+            else:
+                log.info("engine readable: url=%s", self._url)
+
+
+async def _capped(content: aiohttp.StreamReader, limit: int) -> bytes:
+    body = bytearray()
+    async for piece in content.iter_chunked(1 << 16):
+        body += piece
+        if len(body) > limit:
+            raise Unreadable("too_large", f"more than {limit} bytes")
+        await asyncio.sleep(0)
+    return bytes(body)
+
+
+def _fits(native: dict[str, str], rule: PageRule) -> bool:
+    return all(regex.fullmatch(native.get(label, "")) for label, regex in rule.where.items())
+
+
+def _matching(page: Page, name: str, rule: PageRule) -> Iterator[tuple[dict[str, str], Key, float]]:
+    for key, value in page.samples.get(name, {}).items():
+        native = dict(key[1])
+        if _fits(native, rule):
+            yield native, key, value
+
+
+def _label_number(native: dict[str, str], label: str) -> float | None:
+    try:
+        return float(native.get(label, ""))
+    except ValueError:
+        return None

@@ -1,0 +1,183 @@
+"""What is known now: the latest reading of each source, and the sidecar's own counters and histograms."""
+
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+from exporter import catalog
+from exporter.catalog import Family
+from exporter.claims import EXACT_COUNTS, EXACT_VALUES, Claims
+from exporter.signals import Labels, Origin, Reading, Sample
+
+OTHER = "other"
+_MAX_LABEL = 128
+
+
+class Buckets:
+    """Counts of observed values per upper bound. *bounds* ascend and leave out +Inf."""
+
+    __slots__ = ("_counts", "bounds", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add *count* observations of *value*; a value equal to a bound is at or below it."""
+        self._counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def cumulative(self) -> list[int]:
+        """Count at or below each bound, the count of all last."""
+        return list(accumulate(self._counts))
+
+
+class Store:
+    """Readings are replaced whole; counters and histograms only grow, fed by what sources tell.
+
+    Used from the event loop only. *cap* is the number of values one label of one family may have; further
+    values become ``other`` and are counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        factor: float = 1.15,
+        cap: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.claims = Claims(clock)
+        self.wall = wall
+        self.counters: dict[Family, dict[Labels, float]] = defaultdict(dict)
+        self.histograms: dict[Family, dict[Labels, Buckets]] = defaultdict(dict)
+        self.readings: dict[str, Reading] = {}
+        self.last_success: dict[str, float] = {}
+        self.last_error: dict[str, float] = {}
+        self.fixed: dict[Family, dict[Labels, float]] = {}
+        """Gauges that come from the settings and not from a source."""
+        self._cap = cap
+        self._values: dict[tuple[Family, str], set[str]] = defaultdict(set)
+        self._capped: dict[tuple[Family, Labels], Labels] = {}
+        self._bounds = {f: catalog.geometric(*f.bounds, factor) for f in catalog.FAMILIES if f.bounds is not None}
+
+    # readings
+
+    def publish(self, reading: Reading) -> None:
+        """Replace what *reading.source* said last."""
+        self.readings[reading.source] = reading
+        if reading.ok:
+            self.last_success[reading.source] = reading.at
+
+    def gauges(self) -> dict[Family, dict[Labels, float]]:
+        """The gauges of all good readings; where two kinds of source tell a family, the more exact has it."""
+        best: dict[Family, int] = {}
+        merged = {family: dict(series) for family, series in self.fixed.items()}
+        for reading in self.readings.values():
+            rank = EXACT_COUNTS.index(reading.origin) if reading.origin in EXACT_COUNTS else 0
+            for sample in reading.samples:
+                family = sample.family
+                if rank < best.get(family, 99):
+                    best[family], merged[family] = rank, {}
+                if rank == best[family]:
+                    merged[family][sample.labels] = sample.value
+        return merged
+
+    # events
+
+    def count(self, family: Family, labels: Labels, amount: float = 1.0, *, origin: Origin) -> None:
+        """Add *amount* to a counter, if *origin* has the word on it. *labels* leave out ``source``."""
+        if self.claims.admits(_signal(family, labels), origin, EXACT_COUNTS, amount):
+            labels = self._label_set(family, labels, origin)
+            series = self.counters[family]
+            series[labels] = series.get(labels, 0.0) + amount
+            if family is catalog.ERRORS:
+                self.last_error[labels[0]] = self.wall()
+
+    def observe(self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin) -> None:
+        """Put *count* observations of *value* (seconds) into a histogram, if *origin* has the word on it."""
+        if self.claims.admits(_signal(family, labels), origin, EXACT_VALUES, count):
+            self._histogram(family, self._label_set(family, labels, origin)).observe(value, count)
+
+    def expect(self, family: Family, labels: Labels, *, origin: Origin) -> None:
+        """Let a counter or histogram exist at 0: *origin* can tell it, though nothing has happened yet."""
+        order = EXACT_VALUES if family.kind == "histogram" else EXACT_COUNTS
+        self.claims.take(_signal(family, labels), origin, order)
+        self.create(family, labels, origin=origin)
+
+    def create(self, family: Family, labels: Labels, *, origin: Origin) -> None:
+        """Let a series exist at 0 without a word on who tells it."""
+        labels = self._label_set(family, labels, origin)
+        if family.kind == "histogram":
+            self._histogram(family, labels)
+        else:
+            self.counters[family].setdefault(labels, 0.0)
+
+    def set_total(self, family: Family, labels: Labels, total: float) -> None:
+        """Set a counter about the sidecar itself to a total kept elsewhere."""
+        self.counters[family][labels] = total
+
+    def drop(self, family: Family, count: int = 1) -> None:
+        """Count values that were left out."""
+        series = self.counters[catalog.SERIES_DROPPED]
+        series[(family.name,)] = series.get((family.name,), 0.0) + count
+
+    def keep_models(self, models: Iterable[str]) -> None:
+        """Forget the series of models that are served no longer."""
+        keep = {*models, "", OTHER}
+        for kept in (self.counters, self.histograms):
+            for family, series in kept.items():
+                if "model" in family.labels:
+                    at = family.labels.index("model")
+                    for labels in [s for s in series if s[at] not in keep]:
+                        del series[labels]
+        for (family, label), values in self._values.items():
+            if label == "model":
+                values &= keep
+                self._capped = {k: v for k, v in self._capped.items() if k[0] is not family}
+
+    # within
+
+    def _histogram(self, family: Family, labels: Labels) -> Buckets:
+        series = self.histograms[family]
+        if labels not in series:
+            series[labels] = Buckets(self._bounds[family])
+        return series[labels]
+
+    def _label_set(self, family: Family, labels: Labels, origin: Origin) -> Labels:
+        if family.labels[-1:] == ("source",):
+            labels = (*labels, origin)
+        key = (family, labels)
+        if key not in self._capped:
+            if len(labels) != len(family.labels):
+                raise ValueError(f"{family.name} wants labels {family.labels}, got {labels}")
+            capped = tuple(self._cap_value(family, *pair) for pair in zip(family.labels, labels, strict=True))
+            if capped != labels:  # not remembered: what overflows has no end
+                self.drop(family)
+                return capped
+            self._capped[key] = labels
+        return self._capped[key]
+
+    def _cap_value(self, family: Family, label: str, value: str) -> str:
+        seen = self._values[family, label]
+        if value not in seen:
+            if len(seen) >= self._cap or len(value) > _MAX_LABEL or not value.isprintable():
+                return OTHER
+            seen.add(value)
+        return value
+
+
+def _signal(family: Family, labels: Labels) -> tuple[Family, str]:
+    """What a source has the word on: a family, or one kind or outcome of it."""
+    for label in ("kind", "outcome"):
+        if label in family.labels:
+            return family, labels[family.labels.index(label)]
+    return family, ""
+
+
+def gauge(family: Family, value: float, *labels: str) -> Sample:
+    """A sample, written short."""
+    return Sample(family, labels, value)

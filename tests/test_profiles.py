@@ -1,0 +1,59 @@
+"""Every bundled profile keeps the promises that stand in it: samples, rejects, error corpus, coverage of captures."""
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+from harness import Reader
+
+from exporter.engines import profile as profiles
+from exporter.engines.profile import Profile
+from exporter.sources.page import PageReader, names_of
+
+FIXTURES = Path(__file__).parent / "fixtures"
+PROFILES = [profiles.bundled(name) for name in profiles.names()]
+PATTERNS = [pytest.param(p, pattern, id=f"{p.engine}-{pattern.name}") for p in PROFILES for pattern in p.log.patterns]
+CORPUS = [
+    pytest.param(profile, sample, id=f"{profile.engine}-{n}")
+    for profile in PROFILES
+    for n, sample in enumerate((*profile.log.errors.samples, *profiles.shared().samples))
+]
+PAGES = sorted(FIXTURES.glob("*/*/*metrics*.txt"))
+
+
+@pytest.mark.parametrize(("profile", "pattern"), PATTERNS)
+def test_samples_give_what_they_say_and_rejects_nothing(profile: Profile, pattern) -> None:
+    assert pattern.literals, "a bundled pattern must not be tried on every line"
+    for sample in pattern.samples:
+        reader = Reader(profile).feed(sample.line)
+        assert reader.lines._matched(pattern.name) == 1
+        told = reader.told()
+        assert {k: told.get(k) for k in sample.gives} == pytest.approx(sample.gives)
+    for line in pattern.rejects:
+        assert Reader(profile).feed(line).lines._matched(pattern.name) == 0
+
+
+@pytest.mark.parametrize(("profile", "sample"), CORPUS)
+def test_the_error_corpus_counts_each_failure_once_and_nothing_else(profile: Profile, sample) -> None:
+    counted = Reader(profile).feed(sample.lines).settle().errors
+    assert counted == dict.fromkeys(sample.kinds, 1)
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(FIXTURES))) for p in PAGES])
+def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Path) -> None:
+    text = page.read_text()
+    engine = profiles.of_page(names_of(text))
+    assert engine == page.relative_to(FIXTURES).parts[0]
+    profile = profiles.bundled(engine)
+    reader = PageReader(profile)
+    mapped = {name for rules in profile.page_rules().values() for rule in rules for name in (*rule.names, *rule.less)}
+    families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    unknown = {
+        name
+        for name in map(reader.canonical, families)
+        if not name.endswith("_created")
+        and name not in mapped
+        and name + "_total" not in mapped
+        and not any(fnmatch.fnmatch(name, pattern) for pattern in profile.ignored)
+    }
+    assert unknown == set()

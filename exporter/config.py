@@ -30,11 +30,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.name != "auto" and self.name not in profiles.names():
-            raise ValueError(f"engine {self.name!r} is not known; known are auto, {', '.join(profiles.names())}")
+            raise ValueError(f"name must be auto or one of {', '.join(profiles.names())}, got {self.name!r}")
         if self.url and not re.match(r"https?://[^/\s]+", self.url):
-            raise ValueError(f"url {self.url!r} must start with http:// or https:// and name a host")
+            raise ValueError(f"url must start with http:// or https:// and name a host, got {self.url!r}")
         if self.profile is not None and self.name != "auto":
-            raise ValueError("give either name or profile: a profile names its engine itself")
+            raise ValueError("profile excludes name: a profile names its engine itself")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ScrapeConfig:
         if bool(self.username) != (self.password_file is not None):
             raise ValueError("username and password_file go together")
         if self.username and self.bearer_token_file is not None:
-            raise ValueError("give either bearer_token_file or username, not both")
+            raise ValueError("bearer_token_file excludes username: give one of the two")
         if self.max_bytes < 1024:
             raise ValueError("max_bytes must be at least 1KiB")
 
@@ -107,7 +107,7 @@ class GpuConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.devices, str) and self.devices not in _GPU_WORDS:
-            raise ValueError(f"devices is auto, all, none or a list; got {self.devices!r}")
+            raise ValueError(f"devices must be auto, all, none or a list, got {self.devices!r}")
         if not 0.1 <= self.interval <= 60:
             raise ValueError("interval must be from 100ms to 60s")
 
@@ -126,12 +126,15 @@ class WebConfig:
         """Host, None for all addresses, and port. Raises ValueError."""
         host, colon, port = self.listen_address.rpartition(":")
         if not colon or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"listen_address is [HOST]:PORT, got {self.listen_address!r}")
+            raise ValueError(f"listen_address must be [HOST]:PORT, got {self.listen_address!r}")
         if host.startswith("["):
             host = host.strip("[]")
-            ipaddress.IPv6Address(host)
+            try:
+                ipaddress.IPv6Address(host)
+            except ValueError:
+                raise ValueError(f"listen_address must have an IPv6 address in its brackets, got [{host}]") from None
         elif ":" in host:
-            raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
+            raise ValueError(f"listen_address must have an IPv6 host in brackets: [{host}]:{port}")
         return host or None, int(port)
 
 
@@ -166,7 +169,7 @@ class Thresholds:
                 raise ValueError(f"{name} must not be negative")
         for name in ("error_ratio", "memory_used_ratio", "kv_cache_usage_ratio"):
             if getattr(self, name) > 1:
-                raise ValueError(f"{name} is a ratio from 0 to 1, got {getattr(self, name):g}")
+                raise ValueError(f"{name} must be a ratio from 0 to 1, got {getattr(self, name):g}")
         if self.latency_ratio <= 1:
             raise ValueError("latency_ratio must be above 1: it is a multiple of the baseline")
 
@@ -207,7 +210,7 @@ class LoggingConfig:
     def __post_init__(self) -> None:
         for name, choices in (("level", ("debug", "info", "warning", "error")), ("format", ("text", "json"))):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is one of {', '.join(choices)}; got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +264,7 @@ def load(path: Path | None, overrides: dict[str, dict[str, Any]] | None = None) 
                 values = {section: replace(getattr(config, section), **values)}
             config = replace(config, **values)
         except ValueError as error:
-            problems.append(str(error))
+            problems.append(f"{section}.{error}")
     if problems:
         raise ConfigError(problems)
     config.profile()

@@ -93,7 +93,8 @@ class _Reader:
             return self._mapping(node, args[1], key)
         if origin is tuple:
             if not isinstance(node, yaml.SequenceNode):
-                return self.problem(node, key, f"expected a list, got {_seen(node)}")
+                hint = f"; write [{_seen(node)}]" if isinstance(node, yaml.ScalarNode) else ""
+                return self.problem(node, key, f"expected a list, got {_seen(node)}{hint}")
             return tuple(self.value(n, args[0], f"{key}[{i}]") for i, n in enumerate(node.value))
         if not isinstance(node, yaml.ScalarNode):
             return self.problem(node, key, f"expected {_wanted(kind)}, got {_seen(node)}")
@@ -129,14 +130,16 @@ class _Reader:
         return {name: self.value(v, kind, f"{key}.{name}" if key else name) for name, _, v in self._pairs(node, key)}
 
     def _struct(self, node: yaml.Node, kind: Any, key: str) -> Any:
-        before = len(self.problems)
         hints = typing.get_type_hints(kind)
         fields = {f.name: f for f in dataclasses.fields(kind) if f.init and not f.name.startswith("_")}
         values: dict[str, Any] = {}
+        sound = True
         for name, key_node, value_node in self._pairs(node, key):
             path = f"{key}.{name}" if key else name
             if name in fields:
+                before = len(self.problems)
                 values[name] = self.value(value_node, hints[name], path)
+                sound &= len(self.problems) == before
             else:
                 near = difflib.get_close_matches(name, fields, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "known are: " + ", ".join(fields)
@@ -145,16 +148,24 @@ class _Reader:
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if required and name not in values:
                 self.problem(node, f"{key}.{name}" if key else name, "is required")
-        if len(self.problems) > before:
+                sound = False
+        if not sound:
             return None
         try:
             return kind(**values)
-        except ConfigError as error:  # several problems, each with its own key
+        except ConfigError as error:  # several problems at once
             for text in error.problems:
-                self.problem(node, key, text)
+                self._about(node, key, text)
         except ValueError as error:
-            self.problem(node, key, str(error))
+            self._about(node, key, str(error))
         return None
+
+    def _about(self, node: yaml.Node, key: str, text: str) -> None:
+        """Note what a type says of its values; a text that begins with a key's name stands at that key."""
+        for name, key_node, _ in self._pairs(node, key):
+            if text.startswith(f"{name} "):
+                return self.problem(key_node, f"{key}.{name}" if key else name, text.removeprefix(f"{name} "))
+        self.problem(node, key, text)
 
 
 def _scalar(node: yaml.ScalarNode, kind: Any) -> Any:

@@ -3,6 +3,7 @@
 Data only, checked whole when it is read: every family, label, unit and group it names must exist.
 """
 
+import difflib
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,7 +42,9 @@ UNITS: dict[str, float] = {
 
 def _family(short: str) -> Family:
     if short not in BY_SHORT:
-        raise ValueError(f"no family {short!r} in the catalog")
+        near = [n for n in BY_SHORT if short in n] or difflib.get_close_matches(short, BY_SHORT, 1, 0.4)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"no family {short!r} in the catalog{hint}")
     return BY_SHORT[short]
 
 
@@ -50,11 +53,12 @@ def _check_labels(family: Family, labels: dict[str, str]) -> None:
     missing = [label for label in wanted if label not in labels]
     unknown = [label for label in labels if label not in family.labels]
     if missing or unknown:
-        raise ValueError(f"{family.short} has the labels {', '.join(wanted) or 'none'}; got {sorted(labels)}")
+        takes = f"wants the labels {', '.join(wanted)}" if wanted else "takes no labels here"
+        raise ValueError(f"{family.short} {takes}, got {', '.join(sorted(labels)) or 'none'}")
     for label, values in family.closed:
         value = labels.get(label, values[0])
         if not value.startswith("$") and value not in values:
-            raise ValueError(f"{label} is one of {', '.join(values)}; got {value!r}")
+            raise ValueError(f"label {label} must be one of {', '.join(values)}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Signal:
     def __post_init__(self) -> None:
         _check_labels(_family(self.signal), self.labels)
         if self.unit not in UNITS:
-            raise ValueError(f"no unit {self.unit!r}; known are {', '.join(u for u in UNITS if u)}")
+            raise ValueError(f"unit must be one of {', '.join(u for u in UNITS if u)}, got {self.unit!r}")
 
     @property
     def family(self) -> Family:
@@ -152,7 +156,7 @@ class Kind:
 
     def __post_init__(self) -> None:
         if self.kind not in ERROR_KINDS:
-            raise ValueError(f"kind is one of {', '.join(ERROR_KINDS)}; got {self.kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(ERROR_KINDS)}, got {self.kind!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,8 @@ class Increases:
         *group* holds the series' samples by suffix: ``_bucket``, ``_sum`` and ``_count``.
         """
         buckets = sorted((float(dict(key[1])["le"]), key, value) for key, value in group.get("_bucket", ()))
+        if not buckets:  # a summary, or a histogram without its buckets: one bucket for all
+            buckets = [(math.inf, key, value) for key, value in group.get("_count", ())]
         if not buckets or not math.isinf(buckets[-1][0]):
             return None
         if buckets[-1][2] < self._last.get(buckets[-1][1], 0.0):  # the count of all: the series was born anew

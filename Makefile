@@ -1,0 +1,43 @@
+# Everything sets itself up; `make run` and `make test` work from a fresh clone on a fresh Debian machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test test-engine lint format bench packages clean
+
+run: $(INSTALLED)
+	$(BIN)/stopline demo
+
+test: packages lint
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not engine"
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+test-engine: packages $(INSTALLED)
+	$(BIN)/python -m pytest -m engine -s
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python tests/bench/run.py
+
+packages:
+	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

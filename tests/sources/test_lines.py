@@ -1,0 +1,209 @@
+"""Lines into signals: fields, patterns, pairs, facts, and that it does not matter how the bytes are cut."""
+
+import re
+
+import pytest
+from harness import Reader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter import catalog
+from exporter.engines import profile as profiles
+from exporter.engines.profile import Pattern, Signal
+
+SEED = "[request_id=xxx] queue_wait_ms=12.3 step_latency_ms=45.6 total_ms=57.9"
+
+
+def test_the_line_of_the_seed_needs_no_configuration() -> None:
+    told = Reader("generic").feed(SEED).told()
+    assert told == pytest.approx(
+        {
+            "request_queue_wait_seconds{model=}": 0.0123,
+            "step_latency_seconds{model=,phase=mixed}": 0.0456,
+            "request_latency_seconds{model=}": 0.0579,
+            "requests_total{model=,outcome=ok}": 1.0,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "request_queue_time=0.0123s",
+        "INFO request done queue_wait_ms: 12.3, more",
+        '{"queue_wait_ms": 12.3, "prompt": "queue_wait_ms=99"}',
+        '{"level":"info","msg":"done queue_wait_ms=12.3"}',
+        'time="2026-11-30T10:00:00Z" level=info msg="done" queue_wait_ms="12.3"',
+        "queue_wait_ms=12.3 prompt=queue_wait_ms=5000",
+        'queue_wait_ms=12.3 text="my queue_wait_ms=5000 is long"',
+        "queue_wait=12300us",
+        "queue_wait_ms = 12.3",
+    ],
+)
+def test_fields_are_found_in_every_usual_form_and_nowhere_in_prose(line: str) -> None:
+    reader = Reader("generic").feed(line)
+    buckets = next(iter(reader.store.histograms[catalog.QUEUE_WAIT].values()))
+    assert (buckets.cumulative()[-1], buckets.sum) == (1, pytest.approx(0.0123))
+
+
+@pytest.mark.parametrize("line", ["queue_wait_ms=-3", "queue_wait_ms=-1e300"])
+def test_a_negative_value_is_dropped_and_counted(line: str) -> None:
+    reader = Reader("generic").feed(line)
+    assert reader.store.histograms == {}
+    assert reader.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_queue_wait_seconds",): 1}
+
+
+@pytest.mark.parametrize("line", ["my_queue_wait_ms=3", "queue_wait_ms=abc", "x.queue_wait_ms=3", "queue_wait_ms=3.4.5"])
+def test_what_only_resembles_a_field_is_none(line: str) -> None:
+    assert Reader("generic").feed(line).store.histograms == {}
+
+
+def test_a_field_of_your_own_takes_three_lines() -> None:
+    own = {"t_sched": Signal("request_queue_wait_seconds", unit="us")}
+    told = Reader("generic", fields=own).feed("rid=5 t_sched=12300 fin").told()
+    assert told == {"request_queue_wait_seconds{model=}": pytest.approx(0.0123)}
+
+
+def test_step_and_communication_times_of_a_parallel_run() -> None:
+    told = Reader("generic").feed("step=5 prefill_step_ms=71.9 decode_step_ms=24.2 all_reduce_ms=3.5 all_gather_ms=1.5").told()
+    assert told == pytest.approx(
+        {
+            "step_latency_seconds{model=,phase=prefill}": 0.0719,
+            "step_latency_seconds{model=,phase=decode}": 0.0242,
+            "communication_seconds_total{model=,op=all_reduce}": 0.0035,
+            "communication_seconds_total{model=,op=all_gather}": 0.0015,
+        }
+    )
+
+
+PAIRS = (
+    Pattern("begin", re.compile(r"start id=(?P<id>\w+)"), begin="id"),
+    Pattern(
+        "end",
+        re.compile(r"end id=(?P<id>\w+)"),
+        end="id",
+        signals=(Signal("request_latency_seconds", value="elapsed"),),
+    ),
+)
+
+
+def test_start_and_end_lines_give_latency_by_the_logs_own_clock() -> None:
+    text = """\
+2026-11-30 10:00:00.000 INFO start id=a
+2026-11-30 10:00:01.000 INFO start id=b
+2026-11-30 10:00:02.500 INFO end id=a
+2026-11-30 10:00:01.250 INFO end id=b
+"""
+    reader = Reader("generic", patterns=PAIRS).feed(text)
+    buckets = next(iter(reader.store.histograms[catalog.LATENCY].values()))
+    assert (buckets.cumulative()[-1], buckets.sum) == (2, pytest.approx(2.75))
+
+
+def test_orphans_and_clock_steps_are_dropped_and_counted() -> None:
+    text = """\
+2026-11-30 10:00:05 INFO start id=a
+2026-11-30 09:00:05 INFO end id=a
+2026-11-30 10:00:06 INFO end id=never
+"""
+    reader = Reader("generic", patterns=PAIRS).feed(text)
+    assert reader.store.histograms == {}
+    assert reader.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_latency_seconds",): 2}
+
+
+def test_openings_that_are_never_closed_are_bounded() -> None:
+    reader = Reader("generic", patterns=PAIRS)
+    reader.feed("".join(f"start id=r{n}\n" for n in range(10_100)))
+    assert len(reader.lines._began) == 10_000
+    assert reader.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_latency_seconds",): 100}
+
+
+START = (
+    "(APIServer pid=1) INFO 11-30 07:26:03 [api_utils.py:286] non-default args: {'max_num_seqs': 8}\n"
+    "(EngineCore pid=2) INFO 11-30 07:26:27 [kv.py:1] GPU KV cache size: 1,048,576 tokens, Maximum\n"
+)
+
+
+def test_history_gives_facts_and_no_counts() -> None:
+    iteration = profiles.bundled("vllm").log.patterns[-6].samples
+    text = START + "".join(s.line + "\n" for s in iteration)
+    text += "(EngineCore pid=2) ERROR 11-30 07:27:27 [core.py:1] CUDA error: boom\n"
+    reader = Reader("vllm").feed(text, history=True).settle()
+    assert reader.told() == {
+        "engine_limit{name=max_running_requests}": 8.0,
+        "kv_cache_capacity_tokens{model=,rank=0}": 1048576.0,
+    }
+
+
+def test_a_new_start_forgets_the_facts_of_the_last() -> None:
+    reader = Reader("vllm").feed(START)
+    reader.feed("(APIServer pid=3) INFO 11-30 08:26:03 [api_utils.py:286] non-default args: {'port': 1}\n")
+    assert reader.told() == {}
+    assert reader.lifecycle.phase == "starting"
+
+
+def test_gauges_of_a_log_that_fell_silent_go_away() -> None:
+    line = (
+        "(APIServer pid=1) INFO 11-30 05:58:00 [loggers.py:335] Engine 000: Avg prompt throughput: 4.3 tokens/s, "
+        "Avg generation throughput: 6.4 tokens/s, Running: 1 reqs, Waiting: 7 reqs, GPU KV cache usage: 12.5%\n"
+    )
+    reader = Reader("vllm").feed(line)
+    assert reader.told()["requests_waiting{model=,rank=0}"] == 7
+    assert reader.settle(20).told() != {}
+    assert reader.settle(20).told() == {}
+
+
+def test_a_line_that_carries_the_words_but_not_the_form_is_a_sign_of_a_changed_format() -> None:
+    line = "(APIServer pid=1) INFO 11-30 05:58:00 [loggers.py:335] Engine 000: Avg prompt throughput is 5\n"
+    reader = Reader("vllm").feed(line)
+    assert reader.store.counters[catalog.LOG_UNPARSED] == {("log",): 1}
+
+
+def test_a_hundred_thousand_ids_make_no_series() -> None:
+    reader = Reader("generic")
+    text = "".join(f"2026-11-30 10:00:00 ERROR request {n} from 10.0.0.{n % 256}:{n} timeout reached\n" for n in range(20_000))
+    reader.feed(text).settle()
+    assert sum(map(len, reader.store.counters.values())) < 10
+
+
+LOG = [
+    SEED,
+    "INFO nothing to see",
+    "2026-11-30 10:00:00 ERROR CUDA error: boom",
+    "Traceback (most recent call last):",
+    '  File "x.py", line 3',
+    "torch.OutOfMemoryError: CUDA out of memory.",
+    "2026-11-30 10:00:05 INFO queue_wait_ms=7",
+    "",
+    "\x1b[31m2026-11-30 10:00:06 ERROR connection reset by peer\x1b[0m",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(LOG), max_size=40),
+    st.lists(st.integers(0, 40), max_size=6),
+)
+def test_it_does_not_matter_where_chunks_are_cut(lines: list[str], cuts: list[int]) -> None:
+    whole = Reader("generic").feed("".join(line + "\n" for line in lines)).settle().told()
+    reader = Reader("generic")
+    edges = sorted({0, len(lines), *(min(c, len(lines)) for c in cuts)})
+    for a, b in zip(edges, edges[1:], strict=False):
+        reader.feed("".join(line + "\n" for line in lines[a:b]))
+    assert reader.settle().told() == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_read_without_an_exception(data: bytes) -> None:
+    for engine in ("vllm", "generic"):
+        Reader(engine).feed(data + b"\n").settle()
+
+
+@pytest.mark.parametrize("engine", profiles.names())
+def test_a_flood_of_bait_takes_no_time_worth_telling(engine: str) -> None:
+    """Long lines that hold every literal of the profile and fit no pattern: nothing may backtrack badly."""
+    profile = profiles.bundled(engine)
+    literals = [literal for pattern in profile.log.patterns for literal in pattern.literals]
+    literals += [*profile.log.fields, *profile.log.errors.gates, *profiles.shared().gates]
+    line = " ".join(literals * 20)
+    Reader(engine).feed((line + "\n") * 20).settle()

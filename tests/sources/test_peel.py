@@ -1,0 +1,128 @@
+"""Peeling: container prefix, colours, process prefix and JSON, in that order, and never an exception."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.engines import profile as profiles
+from exporter.sources.peel import BELOW, ERROR, WARNING, Unwrapper, peel, seconds_of
+
+SHAPES = profiles.bundled("vllm").log.records
+GENERIC = profiles.bundled("generic").log.records
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "process", "text"),
+    [
+        (b"INFO 03-02 10:00:01 [core.py:7] boom", BELOW, "", "boom"),
+        (b"(EngineCore_DP0 pid=9) ERROR 03-02 10:00:01 [core.py:7] boom", ERROR, "EngineCore_DP0 pid=9", "boom"),
+        (b'(Worker_TP1 pid=412) {"levelname":"ERROR","message":"boom"}', ERROR, "Worker_TP1 pid=412", "boom"),
+        (b'{"level":"warning","msg":"\\u001b[31mboom\\u001b[0m"}', WARNING, "", "boom"),
+        (b"INFO:     Shutting down", BELOW, "", "Shutting down"),
+        (b"step took 123ms", "", "", "step took 123ms"),
+        (b"ERROR in the text, but no shape", "", "", "ERROR in the text, but no shape"),
+        (b"loading: 10%\rloading: 100%", "", "", "loading: 100%"),
+        (b"INFO 03-02 10:00:01 [core.py:7] boom\r", BELOW, "", "boom"),
+        (b'{"not": "finished', "", "", '{"not": "finished'),
+        (b"[1, 2]", "", "", "[1, 2]"),
+    ],
+)
+def test_level_and_text_come_from_where_they_stand(line: bytes, level: str, process: str, text: str) -> None:
+    record = peel(line, SHAPES)
+    assert (record.level, record.process, record.text) == (level, process, text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"2026-11-30 10:00:00 ERROR boom",
+        b"2026-11-30T10:00:00.123Z [error] boom",
+        b"2026-11-30 10:00:00,123 - ERROR - boom",
+        b"[2026-11-30 10:00:00] ERROR: boom",
+        b"ERROR 11-30 10:00:00 [core.py:7] boom",
+        b"ERROR: boom",
+        b"level=error boom",
+    ],
+)
+def test_usual_shapes_of_a_record_are_known_without_a_profile(line: bytes) -> None:
+    record = peel(line, GENERIC)
+    assert (record.level, record.text) == (ERROR, "boom")
+
+
+def test_container_prefixes_are_taken_off_and_parts_joined_by_stream() -> None:
+    data = (
+        b"2026-01-01T00:00:00.1Z stderr P ERROR 03-02 10:00:01 [core.py:7] CUDA out of\n"
+        b"2026-01-01T00:00:00.1Z stdout F INFO 03-02 10:00:01 [core.py:7] fine\n"
+        b"2026-01-01T00:00:00.1Z stderr F  memory\n"
+    )
+    expected = (
+        b"INFO 03-02 10:00:01 [core.py:7] fine\nERROR 03-02 10:00:01 [core.py:7] CUDA out of memory\n"
+    )
+    assert Unwrapper().feed(data) == expected
+    split = Unwrapper()
+    lines = data.splitlines(keepends=True)
+    assert b"".join(split.feed(line) for line in lines) == expected
+
+
+def test_parts_that_never_end_are_bounded() -> None:
+    unwrapper = Unwrapper()
+    for _ in range(100):
+        unwrapper.feed(b"2026-01-01T00:00:00Z stdout P " + b"x" * 16_000 + b"\n")
+    assert sum(map(len, unwrapper._parts.values())) <= 64 << 10
+
+
+def test_colours_go_and_what_only_looks_like_them_stays() -> None:
+    data = b"\x1b[1;31mERROR \x1b[0m03-02 10:00:01 step took 123ms \x1b]0;title\x07done\n"
+    assert Unwrapper().feed(data) == b"ERROR 03-02 10:00:01 step took 123ms done\n"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_record(line: bytes) -> None:
+    Unwrapper().feed(line + b"\n")
+    record = peel(line.replace(b"\n", b""), SHAPES)
+    assert isinstance(record.text, str)
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.integers() | st.text(), st.lists), max_size=4))
+def test_any_json_object_is_a_record(value: dict) -> None:
+    import json
+
+    record = peel(json.dumps(value).encode(), SHAPES)
+    assert record.shaped
+
+
+def test_deep_json_is_no_trouble() -> None:
+    assert peel(b'{"a":' * 5000 + b"1" + b"}" * 5000, SHAPES).text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "apart"),
+    [
+        ("11-30 06:03:47", "11-30 06:03:48", 1.0),
+        ("2026-11-30 06:03:47", "2026-11-30 06:04:47", 60.0),
+        ("2026-11-30T06:03:47.5Z", "2026-11-30T06:03:48Z", 0.5),
+        ("2026/11/30 06:03:47,500", "2026/11/30 06:03:48,000", 0.5),
+        ("1796018235.5", "1796018236.0", 0.5),
+        ("1796018235500", "1796018236000", 0.5),
+        ("02-29 06:03:47", "02-29 06:03:48", 1.0),
+    ],
+)
+def test_times_of_a_log_can_be_told_apart(earlier: str, later: str, apart: float) -> None:
+    first, second = seconds_of(earlier), seconds_of(later)
+    assert first is not None
+    assert second is not None
+    assert second - first == pytest.approx(apart)
+
+
+def test_a_time_that_cannot_be_read_is_none() -> None:
+    assert seconds_of("0.12.664.657") is None
+    assert seconds_of("nonsense") is None
+
+
+def test_the_shapes_of_records_do_not_backtrack_badly() -> None:
+    hostile = ("2026-11-30 10:00:00" + " -|:" * 20_000).encode()
+    for shape in (*SHAPES, *GENERIC):
+        assert isinstance(shape, re.Pattern)
+    assert peel(hostile, GENERIC).shaped

@@ -1,6 +1,7 @@
 """The composition: everything is built here from the settings, runs, and is stopped."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -103,6 +104,9 @@ class Sidecar:
         if config.engine.url:
             self._scrape = self._build_scrape(session)
             sources[scrape.SOURCE] = self._scrape
+        if config.state_dir is not None:
+            with contextlib.suppress(OSError):  # the checkpoint says what it means that it cannot be written
+                config.state_dir.mkdir(parents=True, exist_ok=True)
         checkpoint = Checkpoint(config.state_dir)
         for path in config.log.paths:
             source = self._build_log(path, checkpoint)
@@ -149,7 +153,6 @@ class Sidecar:
     # within
 
     async def _run_sources(self, sources: dict[str, Source], stop: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_forever(s), name=name) for name, s in sources.items()]
             tasks.append(group.create_task(self._watch_file(), name="config"))
@@ -159,7 +162,6 @@ class Sidecar:
                 task.cancel()
         for source in self._logs:  # what was written up to the last moment
             await asyncio.wait_for(source.once(), 1.0)
-        loop.call_soon(lambda: None)
 
     async def _watch_file(self) -> None:
         """Reload on request, and when the file that the path leads to is another or has changed."""

@@ -164,7 +164,8 @@ class _Reader:
         """Note what a type says of its values; a text that begins with a key's name stands at that key."""
         for name, key_node, _ in self._pairs(node, key):
             if text.startswith(f"{name} "):
-                return self.problem(key_node, f"{key}.{name}" if key else name, text.removeprefix(f"{name} "))
+                node, key, text = key_node, f"{key}.{name}" if key else name, text.removeprefix(f"{name} ")
+                break
         self.problem(node, key, text)
 
 

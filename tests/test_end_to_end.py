@@ -142,5 +142,7 @@ def test_promtool_accepts_every_golden_file() -> None:
     assert len(goldens) == len(LOGS) + len(PAGES) + len(TIMELINES)
     for path in goldens:
         with path.open() as page:
-            result = subprocess.run([promtool, "check", "metrics"], stdin=page, capture_output=True, text=True, check=False)
+            result = subprocess.run(
+                [promtool, "check", "metrics"], stdin=page, capture_output=True, text=True, check=False
+            )
         assert (result.returncode, result.stderr) == (0, ""), path.name

@@ -1,5 +1,7 @@
 """What the store keeps, counts and caps, and what the collector makes of it."""
 
+import itertools
+
 import pytest
 from harness import Clock
 from hypothesis import given
@@ -28,7 +30,7 @@ def reading(source: str, origin, *samples: Sample, reason: str = "") -> Reading:
 def test_bounds_are_geometric_and_end_where_they_should() -> None:
     bounds = geometric(0.001, 600.0, 1.15)
     assert (len(bounds), bounds[0], bounds[-1]) == (96, 0.001, 600.0)
-    assert max(b / a for a, b in zip(bounds, bounds[1:], strict=False)) < 1.152
+    assert max(b / a for a, b in itertools.pairwise(bounds)) < 1.152
 
 
 @given(st.lists(st.floats(0, 1000, allow_nan=False)))

@@ -1,6 +1,7 @@
 """The engine's metrics endpoint: polled, recognised, and turned into a reading and into increases."""
 
 import asyncio
+import base64
 import errno
 import logging
 from collections import defaultdict
@@ -54,7 +55,8 @@ class Access:
                 headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
             elif self.password_file is not None:
                 password = self.password_file.read_text().strip()
-                headers["Authorization"] = aiohttp.BasicAuth(self.user, password).encode()
+                credentials = base64.b64encode(f"{self.user}:{password}".encode()).decode()
+                headers["Authorization"] = f"Basic {credentials}"
         except OSError as error:
             raise Unreadable("credentials", f"{error.filename}: {error.strerror}") from None
         return headers

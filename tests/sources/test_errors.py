@@ -24,7 +24,10 @@ def test_a_traceback_followed_by_silence_is_one_failure_of_its_exceptions_kind()
 
 def test_the_same_traceback_from_eight_ranks_in_one_second_is_one_failure() -> None:
     blocks = [
-        [f"(Worker_TP{rank} pid={rank + 400}) ERROR 11-30 06:14:43 [w.py:9] {line}\n" for line in TRACEBACK.splitlines()[1:]]
+        [
+            f"(Worker_TP{rank} pid={rank + 400}) ERROR 11-30 06:14:43 [w.py:9] {line}\n"
+            for line in TRACEBACK.splitlines()[1:]
+        ]
         for rank in range(8)
     ]
     interleaved = "".join(itertools.chain.from_iterable(zip(*blocks, strict=True)))
@@ -79,7 +82,7 @@ def test_after_the_engine_said_it_stops_nothing_counts_until_it_starts_again() -
 def test_what_follows_a_death_is_its_consequence_but_not_what_may_have_caused_it() -> None:
     dead = "(APIServer pid=1) ERROR 11-30 06:34:09 [async_llm.py:906] AsyncLLM output_handler failed.\n"
     later = (
-        '(APIServer pid=1) ERROR 11-30 06:35:30 [async_llm.py:906] AsyncLLM output_handler failed.\n'
+        "(APIServer pid=1) ERROR 11-30 06:35:30 [async_llm.py:906] AsyncLLM output_handler failed.\n"
         'INFO:     127.0.0.1:4 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
         "(APIServer pid=1) ERROR 11-30 06:35:31 [serving.py:1] ConnectionResetError: [Errno 104] reset\n"
         "(Worker pid=9) ERROR 11-30 06:35:32 [w.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"

@@ -1,5 +1,6 @@
 """Lines into signals: fields, patterns, pairs, facts, and that it does not matter how the bytes are cut."""
 
+import itertools
 import re
 
 import pytest
@@ -53,7 +54,9 @@ def test_a_negative_value_is_dropped_and_counted(line: str) -> None:
     assert reader.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_queue_wait_seconds",): 1}
 
 
-@pytest.mark.parametrize("line", ["my_queue_wait_ms=3", "queue_wait_ms=abc", "x.queue_wait_ms=3", "queue_wait_ms=3.4.5"])
+@pytest.mark.parametrize(
+    "line", ["my_queue_wait_ms=3", "queue_wait_ms=abc", "x.queue_wait_ms=3", "queue_wait_ms=3.4.5"]
+)
 def test_what_only_resembles_a_field_is_none(line: str) -> None:
     assert Reader("generic").feed(line).store.histograms == {}
 
@@ -65,7 +68,11 @@ def test_a_field_of_your_own_takes_three_lines() -> None:
 
 
 def test_step_and_communication_times_of_a_parallel_run() -> None:
-    told = Reader("generic").feed("step=5 prefill_step_ms=71.9 decode_step_ms=24.2 all_reduce_ms=3.5 all_gather_ms=1.5").told()
+    told = (
+        Reader("generic")
+        .feed("step=5 prefill_step_ms=71.9 decode_step_ms=24.2 all_reduce_ms=3.5 all_gather_ms=1.5")
+        .told()
+    )
     assert told == pytest.approx(
         {
             "step_latency_seconds{model=,phase=prefill}": 0.0719,
@@ -160,7 +167,9 @@ def test_a_line_that_carries_the_words_but_not_the_form_is_a_sign_of_a_changed_f
 
 def test_a_hundred_thousand_ids_make_no_series() -> None:
     reader = Reader("generic")
-    text = "".join(f"2026-11-30 10:00:00 ERROR request {n} from 10.0.0.{n % 256}:{n} timeout reached\n" for n in range(20_000))
+    text = "".join(
+        f"2026-11-30 10:00:00 ERROR request {n} from 10.0.0.{n % 256}:{n} timeout reached\n" for n in range(20_000)
+    )
     reader.feed(text).settle()
     assert sum(map(len, reader.store.counters.values())) < 10
 
@@ -187,7 +196,7 @@ def test_it_does_not_matter_where_chunks_are_cut(lines: list[str], cuts: list[in
     whole = Reader("generic").feed("".join(line + "\n" for line in lines)).settle().told()
     reader = Reader("generic")
     edges = sorted({0, len(lines), *(min(c, len(lines)) for c in cuts)})
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         reader.feed("".join(line + "\n" for line in lines[a:b]))
     assert reader.settle().told() == whole
 

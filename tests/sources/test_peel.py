@@ -57,9 +57,7 @@ def test_container_prefixes_are_taken_off_and_parts_joined_by_stream() -> None:
         b"2026-01-01T00:00:00.1Z stdout F INFO 03-02 10:00:01 [core.py:7] fine\n"
         b"2026-01-01T00:00:00.1Z stderr F  memory\n"
     )
-    expected = (
-        b"INFO 03-02 10:00:01 [core.py:7] fine\nERROR 03-02 10:00:01 [core.py:7] CUDA out of memory\n"
-    )
+    expected = b"INFO 03-02 10:00:01 [core.py:7] fine\nERROR 03-02 10:00:01 [core.py:7] CUDA out of memory\n"
     assert Unwrapper().feed(data) == expected
     split = Unwrapper()
     lines = data.splitlines(keepends=True)

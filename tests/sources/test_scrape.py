@@ -1,0 +1,333 @@
+"""The engine's endpoint, over real sockets: what it tells, and everything that can be wrong with it."""
+
+import asyncio
+import gzip
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from harness import Clock
+
+from exporter import catalog
+from exporter.engines import profile as profiles
+from exporter.lifecycle import Lifecycle
+from exporter.sources.scrape import Access, ScrapeSource
+from exporter.store import Store
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+IDLE = (FIXTURES / "vllm/0.32.0/metrics-idle.txt").read_text()
+QUEUEING = (FIXTURES / "vllm/0.32.0/metrics-queueing.txt").read_text()
+
+
+async def never() -> None:
+    raise AssertionError("once() does not wait")
+
+
+class Rig:
+    """A scrape source over a server whose handlers the test sets."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, **options) -> None:
+        self.clock = Clock()
+        self.store = Store(clock=self.clock, wall=lambda: 1_796_100_000.0 + self.clock.now)
+        self.lifecycle = Lifecycle(has_page=True)
+        profile = options.pop("profile", profiles.bundled("vllm"))
+        options.setdefault("access", Access(timeout=5.0))
+        self.source = ScrapeSource(
+            url, profile, self.store, self.lifecycle, session=session, tick=never, clock=self.clock, **options
+        )
+
+    async def once(self) -> "Rig":
+        await self.source.once()
+        self.clock.pass_(1.0)
+        return self
+
+    @property
+    def reading(self):
+        return self.store.readings["metrics"]
+
+    def gauge(self, family: catalog.Family) -> dict:
+        return self.store.gauges().get(family, {})
+
+
+class Upstream:
+    """Answers /metrics and /health with what the test set."""
+
+    def __init__(self) -> None:
+        self.page: str | bytes = IDLE
+        self.status = 200
+        self.health = 200
+        self.headers: dict[str, str] = {}
+        self.asked: list[web.Request] = []
+        self.health_asked = 0
+        self.hold: asyncio.Event | None = None
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        self.server = TestServer(app)
+
+    @property
+    def url(self) -> str:
+        return str(self.server.make_url("/"))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self.asked.append(request)
+        if self.hold is not None:
+            await self.hold.wait()
+        body = self.page.encode() if isinstance(self.page, str) else self.page
+        return web.Response(body=body, status=self.status, headers=self.headers)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        self.health_asked += 1
+        return web.Response(status=self.health)
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+async def upstream():
+    upstream = Upstream()
+    await upstream.server.start_server()
+    yield upstream
+    if upstream.hold is not None:
+        upstream.hold.set()
+    await upstream.server.close()
+
+
+def test_credentials_that_cannot_be_read_are_a_reason(tmp_path: Path) -> None:
+    from exporter.sources.scrape import Unreadable
+
+    with pytest.raises(Unreadable, match="credentials"):
+        Access(token_file=tmp_path / "none").headers()
+
+
+async def test_gauges_of_a_queueing_server(session, upstream) -> None:
+    upstream.page = QUEUEING
+    rig = await Rig(session, upstream.url).once()
+    assert rig.gauge(catalog.RUNNING) == {("tiny", "0"): 8.0}
+    assert rig.gauge(catalog.WAITING) == {("tiny", "0"): 24.0}
+    assert rig.gauge(catalog.METRIC_MISSING) == {}
+    assert rig.reading.ok
+    assert rig.lifecycle.up
+
+
+async def test_nobody_listens(session) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    rig = await Rig(session, url).once()
+    assert (rig.reading.ok, rig.reading.reason, rig.reading.samples) == (False, "refused", ())
+    assert (rig.lifecycle.phase, rig.lifecycle.up) == ("starting", False)
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "reason"),
+    [
+        ("", 404, "http_404"),
+        ("", 503, "http_503"),
+        ("<html>hello</html>", 200, "not_metrics"),
+        (b"\xff\xfe\x00", 200, "not_metrics"),
+        ("# HELP x y\n" + "x" * 5000, 200, "too_large"),
+    ],
+)
+async def test_an_answer_that_is_no_page_has_its_reason(session, upstream, page, status, reason) -> None:
+    upstream.page, upstream.status = page, status
+    rig = await Rig(session, upstream.url, access=Access(max_bytes=4096)).once()
+    assert (rig.reading.ok, rig.reading.reason) == (False, reason)
+
+
+async def test_a_server_that_does_not_answer_costs_the_deadline_and_no_more(session, upstream) -> None:
+    upstream.hold = asyncio.Event()
+    rig = Rig(session, upstream.url, access=Access(timeout=0.05))
+    await asyncio.wait_for(rig.once(), 2.0)
+    assert rig.reading.reason == "timeout"
+
+
+async def test_a_connection_cut_amid_the_page_gives_no_half_a_page(session) -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + IDLE.encode()[:5000])
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        rig = await Rig(session, f"http://127.0.0.1:{port}").once()
+    assert (rig.reading.ok, rig.reading.reason, rig.reading.samples) == (False, "broken", ())
+
+
+async def test_a_page_of_the_process_alone_is_not_recognised(session, upstream) -> None:
+    upstream.page = "python_info 1\nprocess_start_time_seconds 5\n"
+    rig = await Rig(session, upstream.url, profile=None).once()
+    assert (rig.reading.ok, rig.reading.reason) == (False, "not_recognised")
+    assert not rig.lifecycle.up
+
+
+async def test_the_engine_is_recognised_once_its_page_is_there(session, upstream) -> None:
+    found = []
+    upstream.page = "python_info 1\n"
+    rig = await Rig(session, upstream.url, profile=None, recognised=found.append).once()
+    upstream.page = IDLE
+    await rig.once()
+    await rig.once()
+    assert [p.engine for p in found] == ["vllm"]
+    assert rig.reading.ok
+
+
+async def test_gzip_is_read(session, upstream) -> None:
+    upstream.page = gzip.compress(QUEUEING.encode())
+    upstream.headers = {"Content-Encoding": "gzip"}
+    rig = await Rig(session, upstream.url).once()
+    assert rig.gauge(catalog.RUNNING) == {("tiny", "0"): 8.0}
+
+
+async def test_a_failed_poll_drops_every_gauge_and_no_counter(session, upstream) -> None:
+    rig = await Rig(session, upstream.url).once()
+    upstream.page = QUEUEING
+    await rig.once()
+    counted = dict(rig.store.counters[catalog.TOKENS])
+    upstream.status = 500
+    await rig.once()
+    assert rig.gauge(catalog.RUNNING) == {}
+    assert rig.store.counters[catalog.TOKENS] == counted
+    assert sum(counted.values()) > 0
+
+
+async def test_what_can_be_counted_exists_at_zero_after_the_first_page(session, upstream) -> None:
+    rig = await Rig(session, upstream.url).once()
+    assert rig.store.counters[catalog.REQUESTS] == {
+        ("tiny", outcome): 0.0 for outcome in ("ok", "error", "aborted", "rejected")
+    }
+    assert rig.store.histograms[catalog.QUEUE_WAIT]["tiny", "metrics"].cumulative()[-1] == 0
+    assert set(rig.store.counters[catalog.ERRORS]) == {("server_error", "metrics"), ("rejected", "metrics")}
+
+
+async def test_a_frozen_engine_behind_a_server_that_answers_is_dead(session, upstream) -> None:
+    upstream.page = QUEUEING
+    rig = await Rig(session, upstream.url).once()
+    assert rig.lifecycle.up
+    upstream.health = 503
+    for _ in range(5):
+        await rig.once()
+    assert (rig.reading.reason, rig.lifecycle.phase, rig.lifecycle.up) == ("unhealthy", "dead", False)
+    assert rig.gauge(catalog.RUNNING) == {}
+    upstream.health = 200
+    await rig.once()
+    assert (rig.lifecycle.phase, rig.lifecycle.up) == ("serving", True)
+
+
+async def test_health_is_not_asked_at_every_poll(session, upstream) -> None:
+    rig = Rig(session, upstream.url)
+    for _ in range(20):
+        await rig.once()
+    assert upstream.health_asked == 4
+
+
+async def test_a_restart_of_the_engine_never_takes_anything_away(session, upstream) -> None:
+    rig = await Rig(session, upstream.url).once()
+    seen = []
+    restarted = IDLE.replace("process_start_time_seconds 1.7960", "process_start_time_seconds 1.7961")
+    assert restarted != IDLE
+    for page in (QUEUEING, restarted, QUEUEING, IDLE):
+        upstream.page = page
+        await rig.once()
+        buckets = rig.store.histograms[catalog.FIRST_TOKEN]["tiny", "metrics"]
+        seen.append((sum(rig.store.counters[catalog.TOKENS].values()), buckets.cumulative()[-1]))
+    assert seen == sorted(seen)
+
+
+async def test_another_model_after_a_restart_leaves_nothing_of_the_first(session, upstream) -> None:
+    rig = await Rig(session, upstream.url).once()
+    upstream.page = QUEUEING.replace('"tiny"', '"big"').replace("seconds 1.7960", "seconds 1.7961")
+    await rig.once()
+    assert {labels[0] for labels in rig.store.counters[catalog.TOKENS]} == {"big"}
+    assert rig.lifecycle.info["model"] == "big"
+
+
+async def test_an_expected_metric_that_is_missing_is_told(session, upstream) -> None:
+    upstream.page = "".join(line for line in IDLE.splitlines(keepends=True) if "num_requests_running" not in line)
+    rig = await Rig(session, upstream.url).once()
+    assert rig.gauge(catalog.METRIC_MISSING) == {("vllm:num_requests_running",): 1.0}
+
+
+@pytest.mark.parametrize(
+    "names", [["gpu_cache_usage_perc"], ["kv_cache_usage_perc"], ["gpu_cache_usage_perc", "kv_cache_usage_perc"]]
+)
+async def test_old_and_new_names_give_the_same_series(session, upstream, names: list[str]) -> None:
+    upstream.page = "".join(f'vllm:{name}{{engine="0",model_name="m"}} 0.5\n' for name in names)
+    rig = await Rig(session, upstream.url).once()
+    assert rig.gauge(catalog.KV_USAGE) == {("m", "0"): 0.5}
+
+
+async def test_ranks_count_for_themselves_and_add_up(session, upstream) -> None:
+    upstream.page = "".join(
+        f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {n}\n'
+        f'vllm:generation_tokens_total{{engine="{rank}",model_name="m"}} {n * 100}\n'
+        for rank, n in ((0, 3), (1, 5))
+    )
+    rig = await Rig(session, upstream.url).once()
+    upstream.page = upstream.page.replace(" 300\n", " 310\n").replace(" 500\n", " 505\n")
+    await rig.once()
+    assert rig.gauge(catalog.RUNNING) == {("m", "0"): 3.0, ("m", "1"): 5.0}
+    assert rig.store.counters[catalog.TOKENS]["m", "generation"] == 15.0
+
+
+async def test_sentinels_and_nonsense_are_dropped_and_counted(session, upstream) -> None:
+    bad = 'vllm:num_requests_running{engine="0",model_name="m"} -1\nvllm:kv_cache_usage_perc{engine="0",model_name="m"} NaN\n'
+    upstream.page = bad
+    rig = await Rig(session, upstream.url).once()
+    assert (rig.gauge(catalog.RUNNING), rig.gauge(catalog.KV_USAGE)) == ({}, {})
+    assert rig.store.counters[catalog.SERIES_DROPPED] == {
+        ("stopline_requests_running",): 1,
+        ("stopline_kv_cache_usage_ratio",): 1,
+    }
+
+
+async def test_an_uptime_in_a_sum_is_dropped_and_the_next_window_counts(session, upstream) -> None:
+    def page(counts: int, total: float) -> str:
+        name = "vllm:request_queue_time_seconds"
+        return (
+            "process_start_time_seconds 1796100000\n"
+            f'{name}_bucket{{le="0.3",model_name="m"}} {counts}\n{name}_bucket{{le="+Inf",model_name="m"}} {counts}\n'
+            f'{name}_count{{model_name="m"}} {counts}\n{name}_sum{{model_name="m"}} {total}\n'
+        )
+
+    rig = Rig(session, upstream.url)
+    for counts, total in ((0, 0.0), (2, 600_000.0), (3, 600_000.01), (4, 5.0), (5, 5.02)):
+        upstream.page = page(counts, total)
+        await rig.once()
+    buckets = rig.store.histograms[catalog.QUEUE_WAIT]["m", "metrics"]
+    assert (buckets.cumulative()[-1], buckets.sum) == (2, pytest.approx(0.03))
+    assert rig.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_queue_wait_seconds",): 3}
+
+
+async def test_the_token_is_read_anew_for_each_request(session, upstream, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one\n")
+    rig = await Rig(session, upstream.url, access=Access(token_file=token)).once()
+    token.write_text("two\n")
+    await rig.once()
+    assert [r.headers["Authorization"] for r in upstream.asked] == ["Bearer one", "Bearer two"]
+
+
+async def test_basic_authentication(session, upstream, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    await Rig(session, upstream.url, access=Access(user="me", password_file=tmp_path / "password")).once()
+    assert upstream.asked[0].headers["Authorization"] == "Basic bWU6c2VjcmV0"
+
+
+async def test_only_changes_of_state_are_logged(session, upstream, caplog) -> None:
+    caplog.set_level("INFO")
+    rig = Rig(session, upstream.url)
+    for status in (500, 500, 500, 200, 200, 500):
+        upstream.status = status
+        await rig.once()
+    told = [r.levelname for r in caplog.records if r.name.startswith("exporter")]
+    assert told == ["WARNING", "INFO", "WARNING"]

@@ -1,0 +1,131 @@
+"""The commands: flags, environment, exit codes, and what they print."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from exporter import cli
+from exporter.cli import main
+
+FAULTS = Path(__file__).parent / "fixtures" / "config"
+
+
+def invoke(*arguments: str, env: dict[str, str] | None = None):
+    return CliRunner().invoke(main, arguments, env=env)
+
+
+def test_check_accepts_a_good_file(tmp_path: Path) -> None:
+    path = tmp_path / "stopline.yml"
+    path.write_text("engine: {url: 'http://127.0.0.1:8000'}\n")
+    result = invoke("check", "-c", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"{path}: ok\n")
+
+
+@pytest.mark.parametrize("fault", sorted(p.stem for p in FAULTS.glob("*.yml")))
+def test_check_exits_2_on_every_fault(fault: str) -> None:
+    result = invoke("check", "-c", str(FAULTS / f"{fault}.yml"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{fault}.yml" in result.stderr
+
+
+def test_a_file_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
+    result = invoke("check", "-c", str(tmp_path / "none.yml"))
+    assert (result.exit_code, result.stderr) == (2, f"{tmp_path / 'none.yml'}: no such file\n")
+    result = invoke("check", "-c", str(tmp_path))
+    assert (result.exit_code, result.stderr) == (2, f"{tmp_path}: cannot be read: Is a directory\n")
+
+
+def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
+    path = tmp_path / "stopline.yml"
+    path.write_text("log:\n  patterns:\n    - {name: slow, regex: '\\d+ [a-z]+'}\n")
+    result = invoke("check", "-c", str(path))
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"{path}: warning: nothing to watch: neither engine.url nor log.paths is set",
+        f"{path}: warning: log.patterns: slow: the regex holds no certain text of three characters, "
+        "so it is tried on every line; add 'contains'",
+    ]
+
+
+def test_check_reads_a_profile_of_your_own(tmp_path: Path) -> None:
+    profile, path = tmp_path / "mine.yaml", tmp_path / "stopline.yml"
+    path.write_text(f"engine: {{profile: {profile}}}\n")
+    profile.write_text("engine: mine\nmetrics:\n  requests_runing: {sample: my_running}\n")
+    result = invoke("check", "-c", str(path))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"{profile}:1: metrics.requests_runing: no family 'requests_runing' in the catalog "
+        "(did you mean 'requests_running'?)\n"
+    )
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The settings ``run`` would start with."""
+    seen = []
+    monkeypatch.setattr(cli, "_guard", lambda start, config: seen.append(config))
+    return seen
+
+
+def test_flags_stand_above_environment_above_file(tmp_path: Path, ran) -> None:
+    path = tmp_path / "stopline.yml"
+    path.write_text("engine: {url: 'http://file:1', model: file}\nlogging: {level: error}\nstate_dir: /file\n")
+    env = {"STOPLINE_ENGINE_URL": "http://env:1", "STOPLINE_MODEL": "env", "STOPLINE_LOG": "/a.log /b.log"}
+    result = invoke("run", "-c", str(path), "--engine-url", "http://flag:1", "--gpus", "0,GPU-b", env=env)
+    assert result.exit_code == 0, result.output
+    (config,) = ran
+    assert (config.engine.url, config.engine.model, config.logging.level) == ("http://flag:1", "env", "error")
+    assert config.log.paths == ("/a.log", "/b.log")
+    assert config.gpus.devices == ("0", "GPU-b")
+    assert str(config.state_dir) == "/file"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--engine-url", "localhost"),
+            "engine.url must start with http:// or https:// and name a host, got 'localhost'",
+        ),
+        (("--web.listen-address", "x"), "web.listen_address must be [HOST]:PORT, got 'x'"),
+        (("--web.listen-address", "::1:80"), "web.listen_address must have an IPv6 host in brackets: [::1]:80"),
+        (
+            ("--web.listen-address", "[::g]:80"),
+            "web.listen_address must have an IPv6 address in its brackets, got [::g]",
+        ),
+        (("--engine", "vlm"), "engine.name must be auto or one of llamacpp, sglang, vllm, generic, got 'vlm'"),
+        (("--log.level", "loud"), "logging.level must be one of debug, info, warning, error, got 'loud'"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_2(flags, message: str, ran) -> None:
+    result = invoke("run", *flags)
+    assert (result.exit_code, result.stderr, ran) == (2, message + "\n", [])
+
+
+def test_unknown_options_and_commands_are_2() -> None:
+    assert invoke("run", "--nonsense").exit_code == 2
+    assert invoke("nonsense").exit_code == 2
+
+
+def test_json_log_lines_are_objects(capsys) -> None:
+    cli.set_up_logging(cli.settings.LoggingConfig(format="json"))
+    try:
+        raise ValueError("x\ny")
+    except ValueError:
+        logging.getLogger("exporter.x").exception("bad: %s", 'a "quote"\n')
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["level"], entry["logger"], entry["message"]) == ("error", "exporter.x", 'bad: a "quote"\n')
+    assert entry["exception"].endswith("ValueError: x\ny")
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    assert sys.stderr

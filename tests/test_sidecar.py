@@ -1,0 +1,250 @@
+"""The whole process: start, stop, reload, failure. Subprocesses where signals and exit codes matter."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from exporter import catalog
+from exporter.config import Config, EngineConfig, GpuConfig, LogConfig, WebConfig
+from exporter.sidecar import Sidecar
+
+SEED = "[request_id=xxx] queue_wait_ms=12.3 step_latency_ms=45.6 total_ms=57.9\n"
+LOCAL = WebConfig(listen_address="127.0.0.1:0")
+NO_GPU = GpuConfig(devices="none")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def assert_free(port: int) -> None:
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections may still be in TIME_WAIT
+        again.bind(("127.0.0.1", port))
+        again.listen()
+
+
+def fetch(port: int, path: str = "/metrics") -> str:
+    return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).read().decode()
+
+
+def until(condition, seconds: float = 10.0):
+    """The first true value of *condition*, tried again and again; errors of a server not there yet are none."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if value := condition():
+                return value
+        except OSError:
+            pass
+        assert time.monotonic() < end, "did not come true in time"
+        time.sleep(0.02)
+
+
+class Process:
+    """``stopline run`` as a user starts it."""
+
+    def __init__(self, *arguments: str, **options) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"127.0.0.1:{self.port}"]
+        self.process = subprocess.Popen(
+            [*command, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+        )
+
+    def __enter__(self) -> "Process":
+        until(lambda: fetch(self.port, "/-/healthy"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=10)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=5)
+        return self.process.returncode, errors
+
+
+class Hanging:
+    """An engine that takes every connection and never says a word."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Broken:
+    async def run(self) -> None:
+        raise KeyError("a bug of ours")
+
+
+class Returning:
+    async def run(self) -> None:
+        return
+
+
+async def test_it_answers_from_the_first_second_and_releases_the_port() -> None:
+    sidecar, stop = Sidecar(Config(web=LOCAL, gpus=NO_GPU)), asyncio.Event()
+    task = asyncio.create_task(sidecar.run(stop))
+    while sidecar.address is None:
+        await asyncio.sleep(0)
+    page = await asyncio.to_thread(fetch, sidecar.address[1])
+    assert "stopline_engine_up 0.0" in page
+    for kind in catalog.ERROR_KINDS:
+        assert f'stopline_errors_total{{kind="{kind}",source="log"}} 0.0' in page
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert_free(sidecar.address[1])
+
+
+@pytest.mark.parametrize(("source", "error"), [(Broken(), KeyError), (Returning(), RuntimeError)])
+async def test_a_source_that_fails_through_a_bug_ends_the_process(source, error) -> None:
+    sidecar = Sidecar(Config(web=LOCAL, gpus=NO_GPU))
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(sidecar.run(asyncio.Event(), extra={"bug": source}), 5)
+    assert isinstance(caught.value.exceptions[0], error)
+    assert sidecar.address is not None
+    assert_free(sidecar.address[1])
+
+
+async def test_the_engine_is_recognised_from_the_page_and_the_log_follows(tmp_path: Path) -> None:
+    app = web.Application()
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text='vllm:num_requests_running{model_name="m"} 1\n')
+
+    app.router.add_get("/metrics", metrics)
+    log = tmp_path / "server.log"
+    log.touch()
+    async with TestServer(app) as server:
+        config = Config(
+            engine=EngineConfig(url=str(server.make_url("/"))),
+            log=LogConfig(paths=(str(log),)),
+            web=LOCAL,
+            gpus=NO_GPU,
+        )
+        sidecar, stop = Sidecar(config), asyncio.Event()
+        task = asyncio.create_task(sidecar.run(stop))
+        while sidecar.waiting_for() or not sidecar.lifecycle.engine:
+            await asyncio.sleep(0.01)
+        with log.open("a") as out:
+            out.write(
+                "(APIServer pid=1) INFO 11-30 07:26:42 [loggers.py:199] Engine 000: Iteration(0): 1 context requests, 4 "
+                "context tokens, 0 generation requests, 0 generation tokens, iteration elapsed time: 35.20 ms, x\n"
+            )
+        while not sidecar.store.histograms.get(catalog.STEP_LATENCY):
+            await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.wait_for(task, 5)
+    assert sidecar.lifecycle.engine == "vllm"
+
+
+def test_a_line_is_on_the_page_within_half_a_second(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    with Process("--log", str(log), "--gpus", "none") as run:
+        until(lambda: "stopline_log_lines_total" in fetch(run.port))
+        with log.open("a") as out:
+            out.write(SEED)
+        began = time.monotonic()
+        until(lambda: 'stopline_requests_total{model="",outcome="ok"} 1.0' in fetch(run.port))
+        took = time.monotonic() - began
+        assert run.end()[0] == 0
+    assert took < 2.0  # half a second is the promise; a shared machine gets some slack
+
+
+def test_sigterm_ends_it_in_time_though_the_engine_hangs(tmp_path: Path) -> None:
+    with socket.socket() as hanging:
+        hanging.bind(("127.0.0.1", 0))
+        hanging.listen()
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        with Process("--engine-url", url) as run:
+            until(lambda: 'reason="timeout",source="metrics"' in fetch(run.port))
+            began = time.monotonic()
+            code, errors = run.end()
+    assert (code, "Traceback" in errors) == (0, False)
+    assert time.monotonic() - began < 5
+
+
+def test_a_port_in_use_is_one_clear_line_and_2() -> None:
+    with Process() as first:
+        result = subprocess.run(
+            [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"127.0.0.1:{first.port}"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        f"web.listen_address 127.0.0.1:{first.port}: already in use; stop what listens there or choose another"
+    )
+    assert "Traceback" not in result.stderr
+
+
+def test_a_bug_ends_it_with_1_and_a_traceback() -> None:
+    code = (
+        "import exporter.sources.logs as logs\n"
+        "async def once(self): raise KeyError('a bug of ours')\n"
+        "logs.LogSource.once = once\n"
+        "from exporter.cli import main\n"
+        f"main(['run', '--log', '/nonexistent', '--web.listen-address', '127.0.0.1:{free_port()}'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "KeyError: 'a bug of ours'" in result.stderr
+
+
+def test_what_was_written_while_it_was_down_is_counted_once(tmp_path: Path) -> None:
+    log, state = tmp_path / "server.log", tmp_path / "state"
+    log.write_text(SEED * 100)
+    arguments = ("--log", str(log), "--state-dir", str(state), "--gpus", "none")
+    counted = 'stopline_requests_total{{model="",outcome="ok"}} {:.1f}'
+    with Process(*arguments) as run:
+        until(lambda: "stopline_log_lines_total" in fetch(run.port))
+        with log.open("a") as out:
+            out.write(SEED)
+        until(lambda: counted.format(1) in fetch(run.port))
+        run.end()
+    with log.open("a") as out:
+        out.write(SEED)
+    with Process(*arguments) as run:
+        until(lambda: counted.format(1) in fetch(run.port))
+        run.end()
+
+
+def test_a_reload_keeps_the_counters_and_a_bad_edit_keeps_the_settings(tmp_path: Path) -> None:
+    log, settings = tmp_path / "server.log", tmp_path / "stopline.yml"
+    log.touch()
+    settings.write_text(f"log:\n  paths: ['{log}']\nthresholds:\n  latency_ratio: 3\n")
+    with Process("-c", str(settings), "--gpus", "none") as run:
+        until(lambda: 'stopline_threshold{line="latency_ratio"} 3.0' in fetch(run.port))
+        with log.open("a") as out:
+            out.write(SEED)
+        until(lambda: 'outcome="ok"} 1.0' in fetch(run.port))
+        settings.write_text("log:\n  paths: [\nthresholds: 5\n")
+        run.process.send_signal(signal.SIGHUP)
+        page = until(lambda: (p := fetch(run.port)) and "last_reload_successful 0.0" in p and p)
+        assert 'stopline_threshold{line="latency_ratio"} 3.0' in page
+        good = f"log:\n  paths: ['{log}']\n  fields:\n    t_ms: {{signal: request_latency_seconds, unit: ms}}\n"
+        settings.write_text(good + "thresholds:\n  latency_ratio: 4\n")
+        run.process.send_signal(signal.SIGHUP)
+        page = until(lambda: (p := fetch(run.port)) and "last_reload_successful 1.0" in p and p)
+        assert 'stopline_threshold{line="latency_ratio"} 4.0' in page
+        with log.open("a") as out:
+            out.write("t_ms=5\n")
+        until(lambda: 'stopline_request_latency_seconds_count{model="",source="log"} 2.0' in fetch(run.port))
+        _, errors = run.end()
+    assert "configuration not reloaded, the old one stays" in errors

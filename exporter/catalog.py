@@ -421,6 +421,8 @@ BUILD_INFO = _family(
 )
 
 FAMILIES: tuple[Family, ...] = tuple(f for f in list(globals().values()) if isinstance(f, Family))
+DOING = (RUNNING, WAITING, KV_USAGE)
+"""What an engine is doing at this moment."""
 BY_SHORT = {f.short: f for f in FAMILIES}
 
 

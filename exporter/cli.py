@@ -3,6 +3,7 @@
 0 good, 1 a bug ended it or a verdict is no, 2 usage or settings.
 """
 
+import asyncio
 import errno
 import logging
 import os
@@ -87,9 +88,9 @@ def run(path: Path | None, **flags: Any) -> None:
     set_up_logging(config.logging)
     for warning in config.warnings():
         log.warning("%s", warning)
-    from exporter.sidecar import Sidecar, serve  # what check and --help need not load
+    from exporter.sidecar import Sidecar, until_signalled  # what check and --help need not load
 
-    _guard(lambda: serve(Sidecar(config, path=path, overrides=overrides)), config)
+    _guard(lambda: asyncio.run(until_signalled(Sidecar(config, path=path, overrides=overrides))), config)
 
 
 @main.command()
@@ -115,11 +116,11 @@ def check(path: Path | None) -> None:
 @click.option("--seed", default=1, help="Seed of the simulated load.")
 def demo(listen: str, engine_port: int, seed: int) -> None:
     """Show it all without an engine or a GPU: a simulated server, the sidecar, and load that rises."""
-    from exporter.demo import serve_demo
+    from exporter.demo import show
 
     config = settings.load(None, {"web": {"listen_address": listen}})
     set_up_logging(settings.LoggingConfig(level="warning"))
-    _guard(lambda: serve_demo(config, engine_port=engine_port, seed=seed), config)
+    _guard(lambda: asyncio.run(show(config, engine_port=engine_port, seed=seed)), config)
 
 
 def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:

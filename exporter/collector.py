@@ -33,7 +33,7 @@ class StoreCollector(Collector):
             yield _new(family)
 
     def collect(self) -> Iterator[Metric]:
-        gauges = self._store.gauges()
+        gauges = self._store.gauges(up=self._engine.up)
         for family, series in self._about_sources().items():
             gauges.setdefault(family, {}).update(series)
         for sample in self._engine.samples(gauges):

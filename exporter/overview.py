@@ -33,7 +33,7 @@ def total(store: Store, family: Family) -> tuple[tuple[float, ...], list[int]]:
 
 def rows(store: Store, lifecycle: Lifecycle) -> Iterator[tuple[str, str]]:
     """Name and value of what is known now; what is unknown says so."""
-    gauges = store.gauges()
+    gauges = store.gauges(up=lifecycle.up)
     yield "Engine", f"{lifecycle.engine or 'not recognised yet'} {lifecycle.info.get('version', '')}".strip()
     yield "Phase", f"{lifecycle.phase}, {'up' if lifecycle.up else 'down'}"
     for name, family in (("Running", catalog.RUNNING), ("Waiting", catalog.WAITING)):

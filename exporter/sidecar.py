@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import ssl
 import time
@@ -292,15 +291,11 @@ def _stamp(path: Path | None) -> tuple[str, int, int] | None:
     return str(real), stat.st_mtime_ns, stat.st_size
 
 
-def serve(sidecar: Sidecar, *, extra: Mapping[str, Source] | None = None) -> None:
-    """Run *sidecar* in this process until SIGTERM or SIGINT; SIGHUP reloads."""
-
-    async def main() -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGHUP, sidecar.request_reload)
-        await sidecar.run(stop, extra=extra)
-
-    asyncio.run(main())
-    log.info("stopped: pid=%d", os.getpid())
+async def until_signalled(sidecar: Sidecar, *, extra: Mapping[str, Source] | None = None) -> None:
+    """Run *sidecar* until SIGTERM or SIGINT; SIGHUP reloads."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, sidecar.request_reload)
+    await sidecar.run(stop, extra=extra)
+    log.info("stopped")

@@ -72,18 +72,27 @@ class Store:
         if reading.ok:
             self.last_success[reading.source] = reading.at
 
-    def gauges(self) -> dict[Family, dict[Labels, float]]:
-        """The gauges of all good readings; where two kinds of source tell a family, the more exact has it."""
-        best: dict[Family, int] = {}
+    def gauges(self, *, up: bool = True) -> dict[Family, dict[Labels, float]]:
+        """The gauges of all good readings; where two kinds of source tell the same, the more exact has it.
+
+        The same is a family, or one of its label sets where they name different things (a limit, a dimension).
+        While the engine is not *up*, what it is doing is unknown, whoever told it last.
+        """
+        best: dict[Family | tuple[Family, Labels], int] = {}
         merged = {family: dict(series) for family, series in self.fixed.items()}
         for reading in self.readings.values():
             rank = EXACT_COUNTS.index(reading.origin) if reading.origin in EXACT_COUNTS else 0
             for sample in reading.samples:
-                family = sample.family
-                if rank < best.get(family, 99):
-                    best[family], merged[family] = rank, {}
-                if rank == best[family]:
-                    merged[family][sample.labels] = sample.value
+                family, labels = sample.family, sample.labels
+                if family in catalog.DOING and not up:
+                    continue
+                same = (family, labels) if family.closed else family
+                known = best.setdefault(same, rank)
+                if rank < known and not family.closed:
+                    merged[family] = {}
+                if rank <= known:
+                    best[same] = rank
+                    merged.setdefault(family, {})[labels] = sample.value
         return merged
 
     # events

@@ -51,7 +51,8 @@ class Hardware:
 
     def _write(self) -> None:
         new = self.state.with_suffix(".new")
-        new.write_text("".join(f"{key}={value}\n" for key, value in self._keys.items()))
+        lines = "".join(f"{key}={value}\n" for key, value in self._keys.items())
+        new.write_text(lines, errors="surrogateescape")  # "\udcff" is the byte 0xff
         new.replace(self.state)  # at once: the library reads it at every call
 
 

@@ -67,6 +67,14 @@ def test_a_reading_replaces_the_last_one_whole_and_a_failed_one_leaves_nothing()
     assert 'stopline_source_last_success_timestamp_seconds{source="metrics"} 5.0' in text
 
 
+def test_what_an_engine_does_is_unknown_while_it_is_not_up() -> None:
+    store = Store()
+    store.publish(
+        reading("log", "log", Sample(catalog.RUNNING, ("", "0"), 9.0), Sample(catalog.KV_TOKENS, ("", "0"), 5.0))
+    )
+    assert set(store.gauges(up=False)) == {catalog.KV_TOKENS}
+
+
 def test_a_failed_reading_cannot_carry_samples() -> None:
     with pytest.raises(ValueError, match="has a reason and no samples"):
         Reading("x", "metrics", ok=False, at=0.0)
@@ -77,6 +85,19 @@ def test_a_gauge_told_by_page_and_log_is_taken_from_the_page() -> None:
     store.publish(reading("log", "log", Sample(catalog.RUNNING, ("", "0"), 9.0)))
     store.publish(reading("metrics", "metrics", Sample(catalog.RUNNING, ("m", "0"), 3.0)))
     assert store.gauges()[catalog.RUNNING] == {("m", "0"): 3.0}
+
+
+@pytest.mark.parametrize("order", [("log", "metrics"), ("metrics", "log")])
+def test_limits_told_by_page_and_log_complete_each_other(order) -> None:
+    told = {
+        "metrics": [("gpu_memory_utilization", 0.92)],
+        "log": [("max_running_requests", 8.0), ("gpu_memory_utilization", 0.9)],
+    }
+    store = Store()
+    for source in order:
+        samples = [Sample(catalog.ENGINE_LIMIT, (name,), value) for name, value in told[source]]
+        store.publish(reading(source, source, *samples))
+    assert store.gauges()[catalog.ENGINE_LIMIT] == {("gpu_memory_utilization",): 0.92, ("max_running_requests",): 8.0}
 
 
 def test_a_value_is_taken_from_the_most_exact_source_and_from_one_only() -> None:
@@ -148,10 +169,10 @@ def test_wrong_labels_show_where_they_are_made() -> None:
 
 def test_every_family_has_help_and_the_page_parses() -> None:
     store = Store()
-    store.publish(reading("metrics", "metrics", Sample(catalog.RUNNING, ('we"ird\\name', "0"), 1.0)))
+    store.publish(reading("metrics", "metrics", Sample(catalog.KV_TOKENS, ('we"ird\\name', "0"), 1.0)))
     store.observe(catalog.LATENCY, ("m",), 1.0, origin="metrics")
     families = {f.name: f for f in text_string_to_metric_families(page(store))}
-    assert families["stopline_requests_running"].samples[0].labels["model"] == 'we"ird\\name'
+    assert families["stopline_kv_cache_capacity_tokens"].samples[0].labels["model"] == 'we"ird\\name'
     assert all(family.documentation for family in families.values())
 
 

@@ -4,6 +4,7 @@ Works on whole chunks: a literal that no line holds costs one search of the chun
 cut out and matched. While an error or an echo is open every line is looked at, for it may belong to it.
 """
 
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -135,8 +136,8 @@ class Lines:
 
     def samples(self) -> tuple[Sample, ...]:
         """Facts of the start and the gauges that recent lines told."""
-        now = {**self._facts, **{k: v for k, (v, _) in self._gauges.items()}}
-        return tuple(Sample(family, labels, value) for (family, labels), value in now.items())
+        told = {**self._facts, **{key: value for key, (value, _) in self._gauges.items()}}
+        return tuple(Sample(family, labels, value) for (family, labels), value in told.items())
 
     # finding lines
 
@@ -281,19 +282,19 @@ class Lines:
     def _signal(self, signal: Signal, value: float, weight: int, match: re.Match[str] | None, *, fact: bool) -> None:
         family = signal.family
         labels = self._labels(signal, match)
-        if labels is None or value < 0 or value != value or weight < 0:
-            self._store.drop(family)
-        elif family.kind == "gauge":
-            if fact and len(self._facts) < _MAX_GAUGES:
+        if labels is None or not (0 <= value < math.inf and weight >= 1):
+            self._store.drop(family, 0 if weight == 0 else 1)
+        elif fact:
+            if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
                 self._facts[family, labels] = value
-            elif not fact and len(self._gauges) < _MAX_GAUGES:
-                self._gauges[family, labels] = (value, self._now)
-        elif weight:
+        else:
             self._lifecycle.worked()
             if family.kind == "histogram":
                 self._store.observe(family, labels, value, weight, origin="log")
-            else:
+            elif family.kind == "counter":
                 self._store.count(family, labels, value * weight, origin="log")
+            elif len(self._gauges) < _MAX_GAUGES:
+                self._gauges[family, labels] = (value, self._now)
 
     def _labels(self, signal: Signal, match: re.Match[str] | None) -> Labels | None:
         values = []

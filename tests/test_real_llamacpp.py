@@ -1,0 +1,77 @@
+"""llama.cpp's own server, driven at four levels of concurrency, with the sidecar beside it.
+
+What this engine tells: running and waiting, tokens, finished requests, the time of steps. It tells neither how long a
+request waited nor how long it took with the wait, so nothing is compared there.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from load import p50
+from realengine import ENGINES, Page, Server, Watcher, free_port, until
+
+sys.path.insert(0, str(ENGINES))
+from install import ensure
+
+SLOTS = 8
+LEVELS = ((1, 8), (4, 24), (16, 48), (32, 64))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    root = ensure("llamacpp")
+    port = free_port()
+    log: Path = tmp_path_factory.mktemp("llamacpp") / "server.log"
+    log.touch()
+    command = [root / "venv/bin/python", ENGINES / "run_llamacpp.py", root / "tiny.gguf", "--port", str(port)]
+    command += ["-np", str(SLOTS), "-c", "8192", "-t", "1"]
+    with Server(command, port, log, PYTHONUNBUFFERED="1") as server:
+        yield server
+
+
+def drive(watcher: Watcher, server: Server, concurrency: int, requests: int):
+    return watcher.drive(server.url, "tiny", concurrency=concurrency, requests=requests, seed=concurrency)
+
+
+def test_the_page_agrees_with_what_the_client_saw(server: Server) -> None:
+    server.start(60)
+    with Watcher("--engine-url", server.url, "--log", str(server.log), "--gpus", "none") as watcher:
+        until(lambda: watcher.page()("engine_up") == 1, 10, "engine up")
+        first = before = watcher.settled()
+        assert before("engine_info", engine="llamacpp") == 1
+        assert before("engine_limit", name="max_running_requests") == SLOTS
+        for concurrency, requests in LEVELS:
+            seen, most = drive(watcher, server, concurrency, requests)
+            page = watcher.settled()
+            check_level(concurrency, seen, most, before, page)
+            before = page
+        assert sum(before.all("errors_total").values()) == 0
+        assert before("series_dropped_total") == first("series_dropped_total")
+        server.stop(seconds=5)
+        until(lambda: watcher.page()("engine_up") == 0, 10, "engine down")
+        page = watcher.page()
+        assert page.all("requests_running") == page.all("requests_waiting") == {}
+        assert sum(page.all("errors_total").values()) == 0
+        server.start(60)
+        until(lambda: watcher.page()("engine_up") == 1, 10, "engine up again")
+        drive(watcher, server, 4, 8)
+        assert watcher.settled()("requests_total", outcome="ok") == before("requests_total", outcome="ok") + 8
+
+
+def check_level(concurrency: int, seen, most: dict[str, float], before: Page, page: Page) -> None:
+    assert {s.status for s in seen} == {200}
+
+    def grew(name: str, **labels: str) -> float:
+        return page(name, **labels) - before(name, **labels)
+
+    assert grew("requests_total", outcome="ok") == len(seen)
+    assert grew("tokens_total", kind="prompt") == sum(s.prompt_tokens for s in seen)
+    assert grew("tokens_total", kind="generation") == sum(s.generated_tokens for s in seen)
+    assert grew("step_latency_seconds_count", phase="decode") == sum(s.generated_tokens for s in seen)
+    assert most["requests_running"] == min(concurrency, SLOTS)
+    assert most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1)
+    step = page.quantile(0.5, "step_latency_seconds", before, phase="decode")
+    client = p50([s.between_tokens for s in seen])
+    print(f"c={concurrency}: decode step P50 {step * 1000:.2f} ms, client between tokens {client * 1000:.2f} ms")
+    assert step == pytest.approx(client, rel=0.1, abs=0.002)

@@ -1,0 +1,205 @@
+"""vLLM itself, serving Tencent's Hy3 architecture with tiny random weights on the CPU, with the sidecar beside it.
+
+Eight slots, so that a queue forms from sixteen clients on. Run by ``make test-engine``.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from load import Seen, closed_loop, p50
+from realengine import ENGINES, Page, Server, Watcher, free_port, until
+
+sys.path.insert(0, str(ENGINES))
+from install import ensure
+
+pytestmark = pytest.mark.engine
+
+SLOTS = 8
+LEVELS = ((1, 24), (4, 60), (16, 96), (32, 96))
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",  # with two on two shared cores, a stray process stalls single requests for seconds
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    try:
+        root = ensure("vllm")
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"vLLM cannot be installed here: {error}")
+    port = free_port()
+    log: Path = tmp_path_factory.mktemp("vllm") / "server.log"
+    log.touch()
+    command = [root / "venv/bin/vllm", "serve", root / "tiny-hy3", "--served-model-name", "hy3"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512"]
+    command += ["--max-num-seqs", str(SLOTS), "--enforce-eager"]
+    command += ["--enable-logging-iteration-details", "--enable-log-requests"]
+    with Server(command, port, log, **ENVIRONMENT) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def watcher(server: Server):
+    with Watcher("--engine-url", server.url, "--log", str(server.log), "--gpus", "none") as watcher:
+        yield watcher
+
+
+@pytest.fixture(scope="module")
+def page_only(server: Server):
+    """A second sidecar that has the metrics endpoint alone: its steps are the time between tokens."""
+    with Watcher("--engine-url", server.url, "--gpus", "none") as watcher:
+        yield watcher
+
+
+def drive(watcher: Watcher, server: Server, concurrency: int, requests: int):
+    return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=30, tokens=48)
+
+
+def errors(page: Page) -> dict[str, float]:
+    return {dict(k)["kind"]: v for k, v in page.all("errors_total").items() if v}
+
+
+def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Server, watcher: Watcher) -> None:
+    page = watcher.page()
+    assert page("engine_up") == 0
+    assert page.all("engine_info") == {}
+    server.start(180)
+    until(lambda: watcher.page()("engine_up") == 1, 20, "engine up")
+    page = watcher.settled()
+    assert page("engine_info", engine="vllm", version="0.32.0", model="hy3", dtype="float32") == 1
+    assert page("engine_phase", state="serving") == 1
+    assert page("engine_limit", name="max_running_requests") == SLOTS
+    assert page("engine_limit", name="max_model_len") == 512
+    assert page("parallelism", dimension="tensor") == 1
+    assert page("kv_cache_capacity_tokens") > 100_000
+    assert page.all("upstream_metric_missing") == {}
+    assert page("requests_total", outcome="ok") == 0
+    assert errors(page) == {}
+
+
+def test_2_the_page_agrees_with_what_the_client_saw(server: Server, watcher: Watcher, page_only: Watcher) -> None:
+    drive(watcher, server, 4, 16)  # the first steps of a process are slow
+    for concurrency, requests in LEVELS:
+        before, other_before = watcher.settled(), page_only.page()
+        seen, most = drive(watcher, server, concurrency, requests)
+        page = watcher.settled()
+        gap = page_only.page().quantile(0.5, "step_latency_seconds", other_before, phase="decode", source="metrics")
+        check_level(concurrency, seen, most, before, page, gap)
+    assert errors(watcher.page()) == {}
+
+
+def check_level(
+    concurrency: int, seen: list[Seen], most: dict[str, float], before: Page, page: Page, gap: float
+) -> None:
+    assert {s.status for s in seen} == {200}
+
+    def grew(name: str, **labels: str) -> float:
+        return page(name, **labels) - before(name, **labels)
+
+    def median(name: str, **labels: str) -> float:
+        return page.quantile(0.5, name, before, **labels)
+
+    assert grew("requests_total", outcome="ok") == grew("request_latency_seconds_count") == len(seen)
+    assert grew("request_time_to_first_token_seconds_count") == grew("request_queue_wait_seconds_count") == len(seen)
+    assert grew("tokens_total", kind="prompt") == sum(s.prompt_tokens for s in seen)
+    assert grew("tokens_total", kind="generation") == sum(s.generated_tokens for s in seen)
+    assert most["requests_running"] == min(concurrency, SLOTS)
+    assert most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1)
+    assert 0 < most["kv_cache_usage_ratio"] < 0.1
+
+    latency, client_latency = median("request_latency_seconds"), p50([s.latency for s in seen])
+    first, client_first = median("request_time_to_first_token_seconds"), p50([s.first_token for s in seen])
+    step = median("step_latency_seconds", phase="decode", source="log")
+    client_gap = p50([s.between_tokens for s in seen])
+    queue = median("request_queue_wait_seconds")
+    print(
+        f"c={concurrency:2}: P50 latency {latency:.3f} s (client {client_latency:.3f}), first token {first * 1000:.1f} ms "
+        f"({client_first * 1000:.1f}), between tokens {gap * 1000:.1f} ms ({client_gap * 1000:.1f}), "
+        f"decode step {step * 1000:.1f} ms, queue wait {queue * 1000:.1f} ms"
+    )
+    assert latency == pytest.approx(client_latency, rel=0.1)
+    assert first == pytest.approx(client_first, rel=0.1, abs=0.03)  # connecting and tokenizing is the client's alone
+    assert gap == pytest.approx(client_gap, rel=0.1, abs=0.003)
+    assert 0.6 * client_gap < step < client_gap  # a step is what lies between tokens, without prefills and scheduling
+    if concurrency > SLOTS:  # the wait is what the first token takes beyond its prefill
+        assert 0.8 * client_first < queue < client_first
+    else:
+        assert queue < 0.1
+
+
+async def leave(url: str, requests: int) -> None:
+    """Ask for long answers and hang up after the first chunk."""
+    body = {"model": "hy3", "prompt": "step queue token", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession() as session:
+        for _ in range(requests):
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                await response.content.readline()
+                response.close()
+
+
+async def ask_too_much(url: str) -> int:
+    body = {"model": "hy3", "prompt": "step " * 900, "max_tokens": 10}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+        return response.status
+
+
+def test_3_who_hangs_up_is_aborted_and_who_asks_too_much_is_rejected(server: Server, watcher: Watcher) -> None:
+    before = watcher.settled()
+    asyncio.run(leave(server.url, 3))
+    assert asyncio.run(ask_too_much(server.url)) == 400
+    until(lambda: watcher.page()("requests_running") == 0, 20, "nothing runs")
+    page = watcher.settled()
+    for outcome, count in (("ok", 0), ("aborted", 3), ("rejected", 1), ("error", 0)):
+        assert page("requests_total", outcome=outcome) - before("requests_total", outcome=outcome) == count
+    assert errors(page) == {}
+
+
+async def drive_and_kill(server: Server) -> list[Seen]:
+    load = asyncio.create_task(closed_loop(server.url, "hy3", concurrency=6, requests=6, tokens=400))
+    await asyncio.sleep(1.0)
+    core = [pid for pid, command in server.children().items() if "EngineCore" in command]
+    assert len(core) == 1, server.children()
+    os.kill(core[0], signal.SIGKILL)
+    return await load
+
+
+def test_4_a_killed_core_is_exactly_one_failure(server: Server, watcher: Watcher) -> None:
+    asyncio.run(drive_and_kill(server))
+    until(lambda: watcher.page()("engine_up") == 0, 20, "engine down")
+    until(lambda: errors(watcher.page()) == {"engine_dead": 1.0}, 10, "one failure")
+    page = watcher.page()
+    assert page.all("requests_running") == page.all("requests_waiting") == page.all("kv_cache_usage_ratio") == {}
+    assert page("engine_phase", state="dead") == 1
+    assert page("source_up", source="metrics") == 0
+
+
+def test_5_after_a_restart_counters_go_on_and_a_planned_stop_is_no_failure(server: Server, watcher: Watcher) -> None:
+    server.stop(signal.SIGKILL)
+    before = watcher.page()
+    server.start(180)
+    until(lambda: watcher.page()("engine_up") == 1, 20, "engine up again")
+    seen, _ = drive(watcher, server, 4, 12)
+    page = watcher.settled()
+    assert page("requests_total", outcome="ok") == before("requests_total", outcome="ok") + len(seen)
+    backwards = [
+        key
+        for key, value in before.samples.items()
+        if key[0].endswith(("_total", "_bucket", "_count")) and page.samples.get(key, -1) < value
+    ]
+    assert backwards == []
+    server.stop(signal.SIGTERM)
+    until(lambda: watcher.page()("source_up", source="metrics") == 0, 20, "page gone")
+    page = watcher.page()
+    assert errors(page) == {"engine_dead": 1.0}
+    assert (page("engine_phase", state="stopping"), page("engine_up")) == (1, 0)

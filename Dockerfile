@@ -1,11 +1,12 @@
-# Stopline as an image: the wheel is built in one stage and runs in a slim second one, non-root, without a shell.
+# Stopline as an image: the wheel is built in one stage and runs in a slim second one, non-root; no shell is needed.
 ARG BASE_IMAGE=docker.io/library/python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter ./exporter
-RUN python3 -m venv /opt/build \
+RUN mkdir /state \
+ && python3 -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --quiet hatchling \
  && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --no-build-isolation --wheel-dir /dist . \
  && python3 -m venv --without-pip /opt/stopline \
@@ -16,7 +17,9 @@ LABEL org.opencontainers.image.title="stopline" \
       org.opencontainers.image.description="Prometheus exporter and alerting sidecar for LLM inference servers" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/stopline /opt/stopline
+COPY --from=build --chown=65532:65532 /state /var/lib/stopline
 ENV PATH=/opt/stopline/bin:$PATH \
+    STOPLINE_STATE_DIR=/var/lib/stopline \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532

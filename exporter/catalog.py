@@ -138,7 +138,7 @@ ERRORS = _family(
     "kind",
     "source",
     kind=ERROR_KINDS,
-    source=("log", "metrics", "gpu"),
+    source=("log", "metrics"),
 )
 LAST_ERROR = _family(
     "last_error_timestamp_seconds",
@@ -312,7 +312,7 @@ ENGINE_PHASE = _family(
 THRESHOLD = _family(
     "threshold",
     "gauge",
-    "A threshold of the stop lines, from the configuration; the alert rules compare against it.",
+    "A threshold of the stop lines, from the configuration, for alert rules to compare with.",
     "line",
 )
 SOURCE_UP = _family(

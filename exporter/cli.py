@@ -127,7 +127,7 @@ def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:
     """The flags that were given, by section and key of the settings."""
     gpus = flags["gpus"]
     if gpus is not None and gpus not in ("auto", "all", "none"):
-        gpus = tuple(part for part in gpus.split(",") if part)
+        gpus = tuple(part.strip() for part in gpus.split(","))
     given: dict[str, dict[str, Any]] = {
         "engine": {"url": flags["engine_url"], "name": flags["engine"], "model": flags["model"]},
         "log": {"paths": flags["logs"] or None},

@@ -55,6 +55,11 @@ class LogConfig:
     def __post_init__(self) -> None:
         if not 0.01 <= self.interval <= 60:
             raise ValueError("interval must be from 10ms to 60s")
+        begun, ended = ({getattr(p, name) for p in self.patterns} - {""} for name in ("begin", "end"))
+        if odd := begun ^ ended:
+            raise ValueError(
+                f"patterns must name the id alike in begin and end; {', '.join(sorted(odd))} has no partner"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,11 @@ class GpuConfig:
     """How often the GPUs are read."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.devices, str) and self.devices not in _GPU_WORDS:
-            raise ValueError(f"devices must be auto, all, none or a list, got {self.devices!r}")
+        if isinstance(self.devices, str):
+            if self.devices not in _GPU_WORDS:
+                raise ValueError(f"devices must be auto, all, none or a list, got {self.devices!r}")
+        elif not self.devices or set(self.devices) & {"", *_GPU_WORDS}:
+            raise ValueError(f"devices must list indices and UUIDs, got {', '.join(self.devices) or 'nothing'}")
         if not 0.1 <= self.interval <= 60:
             raise ValueError("interval must be from 100ms to 60s")
 
@@ -152,16 +160,16 @@ class Thresholds:
     """Errors over requests at which the error line trips."""
     memory_used_ratio: float = 0.90
     """Use of a GPU's memory at which the memory line trips, for engines that do not pre-allocate."""
-    memory_headroom_bytes: float = float(1 << 30)
+    memory_headroom_bytes: Size = Size(1 << 30)
     """Free memory of a GPU below which the memory line trips."""
-    memory_growth_bytes: float = float(1 << 30)
+    memory_growth_bytes: Size = Size(1 << 30)
     """Growth above the resting use at which the memory line trips, for engines that pre-allocate."""
     kv_cache_usage_ratio: float = 0.95
     """KV cache use that counts as full, if requests also wait or are preempted."""
     expert_balance_ratio: float = 0.7
-    """Balance of the experts below which the imbalance warning fires."""
+    """Balance of the experts below which they count as uneven."""
     communication_ratio: float = 0.5
-    """Share of the step spent communicating above which the communication warning fires."""
+    """Share of the step spent communicating above which a server counts as bound by it."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -54,7 +54,7 @@ def _restart(simulation: Simulation) -> None:
 
 ACTS = (
     Act(0, "4 clients: calm; their P99 becomes the baseline", 4),
-    Act(30, "48 clients: no queue yet, but the step grows with the batch", 48),
+    Act(30, "48 clients: once their prompts are read none waits, but the step grows with the batch", 48),
     Act(50, "160 clients for 64 places: the queue grows, the step stays", 160),
     Act(85, "4 clients: calm again", 4),
     Act(100, "memory leaks on every GPU", 4, _leak),
@@ -98,6 +98,7 @@ class Story:
             f: deque(maxlen=_WINDOW + 1) for f in (catalog.QUEUE_WAIT, catalog.STEP_LATENCY, catalog.LATENCY)
         }
         self._baseline: float | None = None
+        self._errors: deque[float] = deque([0.0], maxlen=_WINDOW + 1)
         self._clients = 0
 
     async def run(self) -> None:
@@ -126,6 +127,7 @@ class Story:
             self._baseline = latency
         free = min(gauges.get(catalog.GPU_HEADROOM, {(): 0.0}).values())
         errors = sum(store.counters[catalog.ERRORS].values())
+        self._errors.append(errors)
         ratio = latency / self._baseline if latency and self._baseline else None
         text = (
             f"{elapsed:4.0f}s {self._clients:8d} {_total(gauges.get(catalog.RUNNING)):>8} "
@@ -137,7 +139,7 @@ class Story:
             name
             for name, trips in (
                 ("LATENCY", ratio is not None and ratio >= limits.latency_ratio),
-                ("ERRORS", not lifecycle.up and lifecycle.phase == "dead"),
+                ("ERRORS", errors > self._errors[0]),
                 ("MEMORY", free < limits.memory_headroom_bytes),
             )
             if trips

@@ -39,7 +39,7 @@ class Lifecycle:
         self.phase, self._gone = "starting", False
         self.started_at = at
         self.lives += 1
-        self.info.clear()
+        self.info = {name: text for name, text in self.info.items() if name == "model"}  # until another is told
         self._identity.clear()
 
     def enter(self, phase: str) -> None:

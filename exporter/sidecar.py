@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 2.0
 _RELOAD_SECONDS = 5.0
+_LAST_READ_SECONDS = 1.0
 
 
 class Source(Protocol):
@@ -139,8 +140,10 @@ class Sidecar:
                 log.error("configuration not reloaded, the old one stays: %s", problem)
             self.store.fixed[catalog.RELOAD_OK] = {(): 0.0}
             return
-        fixed = ("engine", "scrape", "gpus", "web", "histograms", "labels", "state_dir")
-        if late := [n for n in fixed if getattr(new, n) != getattr(self.config, n)]:
+        fixed = ("engine", "scrape", "gpus", "web", "histograms", "labels", "logging", "state_dir")
+        late = [n for n in fixed if getattr(new, n) != getattr(self.config, n)]
+        late += [f"log.{n}" for n in ("paths", "interval") if getattr(new.log, n) != getattr(self.config.log, n)]
+        if late:
             log.warning("takes effect only after a restart: %s", ", ".join(late))
         self.config = new
         self._set_thresholds()
@@ -152,15 +155,21 @@ class Sidecar:
     # within
 
     async def _run_sources(self, sources: dict[str, Source], stop: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_forever(s), name=name) for name, s in sources.items()]
-            tasks.append(group.create_task(self._watch_file(), name="config"))
-            await stop.wait()
-            log.info("stopping")
-            for task in tasks:
-                task.cancel()
-        for source in self._logs:  # what was written up to the last moment
-            await asyncio.wait_for(source.once(), 1.0)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(_forever(s), name=name) for name, s in sources.items()]
+                tasks.append(group.create_task(self._watch_file(), name="config"))
+                await stop.wait()
+                log.info("stopping")
+                for task in tasks:
+                    task.cancel()
+            with contextlib.suppress(TimeoutError):  # what was written up to the last moment
+                async with asyncio.timeout(_LAST_READ_SECONDS):
+                    for source in self._logs:
+                        await source.once()
+        finally:
+            for source in self._logs:
+                source.close()
 
     async def _watch_file(self) -> None:
         """Reload on request, and when the file that the path leads to is another or has changed."""
@@ -226,7 +235,7 @@ class Sidecar:
 
     def _recognise(self, data: bytes) -> None:
         """Find out from a log which engine writes it, once."""
-        if self._profile is None and (engine := profiles.of_text(data.decode("utf-8", "replace"))):
+        if self._profile is None and (engine := profiles.of_log(data)):
             log.info("engine recognised: engine=%s by=log", engine)
             self._recognised(profiles.bundled(engine))
 

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import accumulate
 
 from exporter import catalog
@@ -157,18 +157,19 @@ class Store:
         return series[labels]
 
     def _label_set(self, family: Family, labels: Labels, origin: Origin) -> Labels:
-        if family.labels[-1:] == ("source",):
+        if family.labels[-1] == "source":
             labels = (*labels, origin)
         key = (family, labels)
-        if key not in self._capped:
+        known = self._capped.get(key)
+        if known is None:
             if len(labels) != len(family.labels):
                 raise ValueError(f"{family.name} wants labels {family.labels}, got {labels}")
-            capped = tuple(self._cap_value(family, *pair) for pair in zip(family.labels, labels, strict=True))
-            if capped != labels:  # not remembered: what overflows has no end
+            known = tuple(self._cap_value(family, *pair) for pair in zip(family.labels, labels, strict=True))
+            if known != labels:  # not remembered: what overflows has no end
                 self.drop(family)
-                return capped
-            self._capped[key] = labels
-        return self._capped[key]
+            else:
+                self._capped[key] = known
+        return known
 
     def _cap_value(self, family: Family, label: str, value: str) -> str:
         seen = self._values[family, label]
@@ -179,12 +180,17 @@ class Store:
         return value
 
 
-def _signal(family: Family, labels: Labels) -> tuple[Family, str]:
+_PARTED = {  # families of which a source has the word on one kind or outcome, not on all: where that label stands
+    family: family.labels.index(label)
+    for family in catalog.FAMILIES
+    for label in ("kind", "outcome")
+    if label in family.labels
+}
+
+
+def _signal(family: Family, labels: Labels) -> Hashable:
     """What a source has the word on: a family, or one kind or outcome of it."""
-    for label in ("kind", "outcome"):
-        if label in family.labels:
-            return family, labels[family.labels.index(label)]
-    return family, ""
+    return (family, labels[_PARTED[family]]) if family in _PARTED else family
 
 
 def gauge(family: Family, value: float, *labels: str) -> Sample:

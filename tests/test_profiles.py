@@ -7,6 +7,7 @@ import pytest
 from harness import Reader
 
 from exporter.engines import profile as profiles
+from exporter.engines.literal import literals_of
 from exporter.engines.profile import Profile
 from exporter.sources.page import PageReader, names_of
 
@@ -57,3 +58,28 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
         and not any(fnmatch.fnmatch(name, pattern) for pattern in profile.ignored)
     }
     assert unknown == set()
+
+
+@pytest.mark.parametrize(
+    ("engine", "capture"),
+    [
+        ("vllm", "vllm/0.32.0/startup.log"),
+        ("vllm", "vllm/0.32.0-hy3/startup.log"),
+        ("sglang", "sglang/0.5.23/startup.log"),
+        ("llamacpp", "llamacpp/11434/startup.log"),
+        ("llamacpp", "llamacpp/11434/xllamacpp-startup.log"),
+        ("", "llamacpp/11434/serving.log"),
+    ],
+)
+def test_an_engine_is_recognised_by_its_start_up_log(engine: str, capture: str) -> None:
+    assert profiles.of_log((FIXTURES / capture).read_bytes()) == engine
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_mark_of_an_engine_can_be_searched_for_by_a_literal(profile: Profile) -> None:
+    assert all(literals_of(regex) for regex in profile.detect.log)
+    assert all(literals_of(echo.regex) for echo in profile.log.echoes)
+
+
+def test_a_prompt_that_talks_of_an_engine_is_not_one() -> None:
+    assert profiles.of_log(b"INFO prompt: 'why non-default args: in vLLM? server_args= too'\n") == ""

@@ -61,7 +61,7 @@ def _check_labels(family: Family, labels: dict[str, str]) -> None:
             raise ValueError(f"label {label} must be one of {', '.join(values)}, got {value!r}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signal:
     """One thing a matched line says.
 
@@ -78,6 +78,8 @@ class Signal:
 
     def __post_init__(self) -> None:
         _check_labels(_family(self.signal), self.labels)
+        if self.value == "elapsed" and self.unit not in ("", "s"):
+            raise ValueError(f"unit must be s for elapsed, got {self.unit!r}")
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(u for u in UNITS if u)}, got {self.unit!r}")
 
@@ -310,11 +312,13 @@ def of_page(sample_names: set[str]) -> str:
     return ""
 
 
-def of_text(text: str) -> str:
-    """The engine that printed *text*; empty if it could be anyone's."""
+def of_log(data: bytes) -> str:
+    """The engine that printed these lines; empty if they could be anyone's."""
     for engine in names():
-        if any(regex.search(text) for regex in bundled(engine).detect.log):
-            return engine
+        for regex in bundled(engine).detect.log:
+            possible = any(literal.encode() in data for literal in literals_of(regex))
+            if possible and regex.search(data.decode("utf-8", "replace")):
+                return engine
     return ""
 
 

@@ -18,6 +18,8 @@ _QUOTED = re.compile(r"Worker failed with error ['\"]")
 _QUIET = 0.3  # seconds without a further line after which a complete record is judged
 _QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
 _MAX_LINES = 5000
+_NEXT = 2  # lines to look at after a traceback began, to see whether its lines carry no mark of their own
+_AMID = 64  # the same within such a traceback: lines of other ranks and threads may stand between
 
 
 @dataclass(slots=True)
@@ -66,16 +68,20 @@ class Errors:
         self._blocks: dict[str, _Block] = {}
         self._last: dict[str, tuple[float | None, float]] = {}
         self._died_in: int | None = None
+        self._attention = 0
 
     @property
     def following(self) -> bool:
-        """Whether the next line may belong to an error: every line is then to be given."""
-        return bool(self._blocks)
+        """Whether the next line may belong to an error though it holds none of the gates: it is then to be given."""
+        return self._attention > 0
 
     def line(self, record: Record, now: float) -> None:
         """One line; *now* is monotonic seconds."""
+        self._attention = max(0, self._attention - 1)
         block = self._blocks.get(record.process)
         if block is not None and self._continues(block, record):
+            if block.in_traceback and not record.shaped:
+                self._attention = _AMID
             self._add(block, record.text, now)
             return
         interleaved = record.shaped and record.level != ERROR  # another thread's line amid a traceback
@@ -85,6 +91,11 @@ class Errors:
             return
         if record.level == ERROR or (not record.level and self._shaped(record.text)):
             self._open(record, now)
+
+    def settle(self, now: float) -> None:
+        """Judge everything that is open: the engine enters another phase of its life."""
+        for process in list(self._blocks):
+            self.close(process, now)
 
     def flush(self, now: float) -> None:
         """Judge what has been complete for a while."""
@@ -127,6 +138,7 @@ class Errors:
         block.lines += 1
         if _TRACEBACK in text:
             block.in_traceback = True
+            self._attention = max(self._attention, _NEXT)
             return
         if not text.strip() or text.startswith(_CHAIN) or (block.in_traceback and text[0].isspace()):
             return
@@ -143,8 +155,8 @@ class Errors:
     def _is_access(self, record: Record, now: float) -> bool:
         for regex in self._access:
             if match := regex.match(record.text):
-                kind = "rejected" if match["status"] in ("429", "503") else "server_error"
-                if match["status"][0] == "5" and self._lifecycle.phase != "stopping" and not self._dead:
+                kind = "rejected" if match["status"] == "503" else "server_error"
+                if self._lifecycle.phase != "stopping" and not self._dead:
                     self._last[kind] = (None, now)
                     self._count(kind)
                 return True

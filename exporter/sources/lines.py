@@ -16,7 +16,7 @@ from exporter.engines.profile import UNITS, Echo, Pattern, Profile, Signal, shar
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
 from exporter.sources.errors import Errors
-from exporter.sources.peel import ERROR, Record, Unwrapper, peel, seconds_of
+from exporter.sources.peel import ERROR, Record, Shape, Unwrapper, peel, seconds_of
 from exporter.store import Store
 
 _LABEL = re.compile(r"[\w./:@+ -]{1,64}")
@@ -93,6 +93,9 @@ class Lines:
         """Read by *profile* from here on."""
         self._profile = profile
         log = profile.log
+        self._shapes = [Shape(regex) for regex in log.records]
+        self._known_labels: dict[Signal, Labels] = {}
+        self._labels_for = ""
         self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
@@ -103,6 +106,7 @@ class Lines:
             self._store.set_total(catalog.LOG_MATCHED, (self.source, pattern.name), self._matched(pattern.name))
         if fields := {**log.fields, **self._own_fields}:
             self._add(_fields(fields), tuple(fields))
+            self._store.set_total(catalog.LOG_MATCHED, (self.source, "fields"), self._matched("fields"))
         self._add(None, self._errors.gates)
 
     def feed(self, data: bytes, *, history: bool) -> None:
@@ -154,12 +158,14 @@ class Lines:
         if self._always:
             start = 0
             while start < len(data):
-                hits[start] = list(self._always)
+                hits[start] = self._always
                 start = data.find(b"\n", start) + 1 or len(data)
         for literal, rules in self._literals.items():
             found = data.find(literal)
             while found >= 0:
-                hits.setdefault(data.rfind(b"\n", 0, found) + 1, []).extend(rules)
+                start = data.rfind(b"\n", 0, found) + 1
+                known = hits.get(start)
+                hits[start] = rules if known is None else known + rules
                 end = data.find(b"\n", found)
                 found = data.find(literal, end) if end >= 0 else -1
         return hits
@@ -167,13 +173,13 @@ class Lines:
     # reading a line
 
     def _line(self, line: bytes, rules: list[_Rule]) -> None:
-        record = peel(line, self._profile.log.records)
+        record = peel(line, self._shapes)
         if self._echo is not None and self._echoing(self._echo, record):
             return
-        if record.process and record.shaped and len(self._processes) < _MAX_OPEN:
+        if record.shaped and record.process not in self._processes and len(self._processes) < _MAX_OPEN:
             self._processes.add(record.process)
         tried = understood = False
-        for rule in dict.fromkeys(rules):
+        for rule in rules if len(rules) == 1 else dict.fromkeys(rules):
             if isinstance(rule, Echo):
                 if rule.regex.match(record.text):
                     self._begin_echo(rule, record)
@@ -200,7 +206,7 @@ class Lines:
         if echo.ends.search(record.text) and not record.shaped:
             self._echo = None
             return True
-        trusted = record.shaped and record.process in self._processes
+        trusted = record.shaped and record.process != "" and record.process in self._processes
         if trusted or self._echo_lines > _ECHO_LINES or self._now - self._echo_at > _ECHO_SECONDS:
             self._echo = None
             return False
@@ -270,6 +276,7 @@ class Lines:
     # what a line says
 
     def _enter(self, phase: str) -> None:
+        self._errors.settle(self._now)
         if phase == "starting":
             self._lifecycle.begin(None if self._history else self._store.wall())
             self._facts.clear()
@@ -297,19 +304,30 @@ class Lines:
                 self._gauges[family, labels] = (value, self._now)
 
     def _labels(self, signal: Signal, match: re.Match[str] | None) -> Labels | None:
-        values = []
+        """The label values of *signal*, without ``source``; None if the line has one that cannot be a label."""
+        model = self._model or self._lifecycle.info.get("model", "")
+        if model != self._labels_for:
+            self._labels_for = model
+            self._known_labels.clear()
+        if (known := self._known_labels.get(signal)) is not None:
+            return known
+        values, fixed = [], True
         for label in signal.family.labels:
             if label == "source":
                 continue
             value = signal.labels.get(label)
             if value is None:
-                value = "0" if label == "rank" else self._model or self._lifecycle.info.get("model", "")
+                value = "0" if label == "rank" else model
             elif value.startswith("$") and match is not None:
+                fixed = False
                 value = match[value[1:]] or "0"
                 if not _LABEL.fullmatch(value):
                     return None
             values.append(str(int(value)) if label == "rank" and value.isdecimal() else value)
-        return tuple(values)
+        labels = tuple(values)
+        if fixed:
+            self._known_labels[signal] = labels
+        return labels
 
     def _error(self, kind: str) -> None:
         self._store.count(catalog.ERRORS, (kind,), origin="log")
@@ -337,12 +355,12 @@ def _blank(quoted: re.Match[str]) -> str:
 def _value(signal: Signal, match: re.Match[str]) -> float | None:
     if not signal.value:
         return 1.0
-    text = match.groupdict().get(signal.value, signal.value)
+    text = match[signal.value] if signal.value in match.re.groupindex else signal.value
     return None if text is None else _number(text, signal.unit)
 
 
 def _number(text: str, unit: str) -> float | None:
     try:
-        return float(text.replace(",", "")) * UNITS[unit]
+        return float(text.replace(",", "") if "," in text else text) * UNITS[unit]
     except ValueError:
         return None

@@ -58,12 +58,13 @@ class LogSource:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        try:
-            while True:
-                await self.once()
-                await self._tick()
-        finally:
-            self._files.close()
+        while True:
+            await self.once()
+            await self._tick()
+
+    def close(self) -> None:
+        """Let go of the files, and remember how far they were read."""
+        self._files.close()
 
     async def once(self) -> None:
         """Read all that is there now."""

@@ -58,7 +58,8 @@ class PageReader:
         wanted |= {name for rules in profile.page_rules().values() for rule in rules for name in rule.less}
         self._wanted = wanted | {START_TIME}
         self._mirrors = set(profile.labels.mirrors)
-        starts = "|".join(re.escape(s.rstrip(":_")) for s in profile.detect.metrics)
+        self._starts = {start.rstrip(":_"): start for start in profile.detect.metrics}
+        starts = "|".join(map(re.escape, self._starts))
         self._prefix = re.compile(rf"(?:[A-Za-z]\w*?_)??({starts})[:_](?=\w)") if starts else None
         self._canonical: dict[str, str] = {}
 
@@ -89,7 +90,7 @@ class PageReader:
         """The name as the engine's own documentation writes it."""
         if name not in self._canonical and len(self._canonical) < 10_000:
             match = self._prefix.match(name) if self._prefix else None
-            self._canonical[name] = f"{match[1]}:{name[match.end() :]}" if match else name
+            self._canonical[name] = self._starts[match[1]] + name[match.end() :] if match else name
         return self._canonical.get(name, name)
 
     def _parse(self, base: str, lines: list[str], page: Page, openmetrics: bool) -> None:

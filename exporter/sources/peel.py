@@ -1,8 +1,8 @@
 """From the bytes of a log to records: container prefix, colours, process prefix and JSON taken off, in that order."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,12 +12,15 @@ _CRI = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
 _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
-_PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w.\-]* pid=\d+)\) ?")
+_PROCESS = re.compile(r"\(([A-Za-z][\w.\-]* pid=\d+)\) ?")
 _MAX_JOINED = 64 << 10
 _MAX_JSON = 256 << 10
 
 ERROR, WARNING, BELOW = "error", "warning", "below"
-_LEVELS = {
+_LEVELS: dict[object, str] = {
+    **dict.fromkeys(("INFO", "DEBUG", "I", "D"), BELOW),
+    **dict.fromkeys(("ERROR", "CRITICAL", "FATAL", "E", "F"), ERROR),
+    **dict.fromkeys(("WARNING", "WARN", "W"), WARNING),
     **dict.fromkeys(("error", "err", "e", "critical", "crit", "fatal", "f", "c", "alert", "emerg"), ERROR),
     **dict.fromkeys(("warning", "warn", "w"), WARNING),
 }
@@ -43,7 +46,7 @@ class Record:
     process: str = ""
     place: str = ""
     stack: str = ""
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] | None = None
 
 
 class Unwrapper:
@@ -84,34 +87,44 @@ class Unwrapper:
         return b"".join(lines)
 
 
-def peel(line: bytes, shapes: Sequence[re.Pattern[str]]) -> Record:
+class Shape:
+    """What stands before a message; *regex* may have the groups level, time, place and process."""
+
+    def __init__(self, regex: re.Pattern[str]) -> None:
+        self._match = regex.match
+        self._groups = tuple(name for name in ("level", "time", "place", "process") if name in regex.groupindex)
+
+    def record(self, text: str, process: str) -> Record | None:
+        """*text* as a record of this shape."""
+        match = self._match(text)
+        if match is None:
+            return None
+        record = Record(text[match.end() :], True, process=process)
+        for name in self._groups:
+            if value := match[name]:
+                setattr(record, name, value)
+        record.level = _level(record.level)
+        return record
+
+
+def peel(line: bytes, shapes: Sequence[Shape]) -> Record:
     """*line* without its newline, as a record. Never raises, whatever the bytes.
 
-    *shapes* match what stands before a message; their groups ``level``, ``time``, ``place`` and ``process``
-    are taken from there and from nowhere else.
+    Level, time, place and process are taken from the shape before the message and from nowhere else.
     """
-    if line.endswith(b"\r"):
-        line = line[:-1]
     if b"\r" in line:  # a progress bar: what was drawn last counts
-        line = line[line.rindex(b"\r") + 1 :]
+        line = line.removesuffix(b"\r")
+        line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "replace")
     process = ""
-    if text.startswith("(") and (match := _PROCESS.match(text)):
-        process, text = match["name"], text[match.end() :]
-    if text.startswith("{") and len(text) <= _MAX_JSON and (record := _from_json(text)) is not None:
-        record.process = record.process or process
+    if text[:1] == "(" and (prefix := _PROCESS.match(text)):
+        process, text = prefix[1], text[prefix.end() :]
+    if text[:1] == "{" and len(text) <= _MAX_JSON and (record := _from_json(text)) is not None:
+        record.process = process
         return record
     for shape in shapes:
-        if match := shape.match(text):
-            groups = match.groupdict()
-            return Record(
-                text=text[match.end() :],
-                shaped=True,
-                level=_level(groups.get("level")),
-                time=groups.get("time") or "",
-                process=process or groups.get("process") or "",
-                place=groups.get("place") or "",
-            )
+        if record := shape.record(text, process):
+            return record
     return Record(text, process=process)
 
 
@@ -140,6 +153,8 @@ def seconds_of(time: str) -> float | None:
 def _level(word: object) -> str:
     if not isinstance(word, str) or not word:
         return ""
+    if level := _LEVELS.get(word):
+        return level
     return _LEVELS.get(word.strip().lower(), BELOW)
 
 

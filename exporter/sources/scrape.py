@@ -105,7 +105,8 @@ class ScrapeSource:
             self._increases = Increases()
             for name, order in profile.order.items():
                 family, _, of = name.partition(".")
-                self._store.claims.order((catalog.BY_SHORT[family], of), order)
+                signal = catalog.BY_SHORT[family]
+                self._store.claims.order((signal, of) if of else signal, order)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -183,11 +184,11 @@ class ScrapeSource:
                 return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
         except TimeoutError:
             raise Unreadable("timeout", f"no answer in {self._access.timeout:g} s") from None
+        except aiohttp.ClientSSLError as error:
+            raise Unreadable("tls", str(error)) from None
         except aiohttp.ClientConnectorError as error:
             refused = error.os_error.errno == errno.ECONNREFUSED
             raise Unreadable("refused" if refused else "unreachable", f"{error} {_NOBODY}") from None
-        except aiohttp.ClientSSLError as error:
-            raise Unreadable("tls", str(error)) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreadable("broken", str(error) or type(error).__name__) from None
 

@@ -10,8 +10,6 @@ import argparse
 import json
 import pathlib
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (

@@ -79,6 +79,13 @@ def test_after_the_engine_said_it_stops_nothing_counts_until_it_starts_again() -
     assert (reader.errors, reader.lifecycle.phase) == ({"engine_dead": 1}, "dead")
 
 
+def test_an_engine_that_died_before_it_was_stopped_did_die() -> None:
+    dead = "(APIServer pid=1) ERROR 11-30 06:34:09 [async_llm.py:906] AsyncLLM output_handler failed.\n"
+    stop = "(APIServer pid=1) INFO 11-30 06:34:30 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+    reader = Reader("vllm").feed(dead + stop).settle()
+    assert (reader.errors, reader.lifecycle.phase) == ({"engine_dead": 1}, "stopping")
+
+
 def test_what_follows_a_death_is_its_consequence_but_not_what_may_have_caused_it() -> None:
     dead = "(APIServer pid=1) ERROR 11-30 06:34:09 [async_llm.py:906] AsyncLLM output_handler failed.\n"
     later = (

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,14 @@ def run(path: Path | None, **flags: Any) -> None:
 @main.command()
 @_CONFIG
 def check(path: Path | None) -> None:
-    """Validate the settings and the profiles; exit 0 or 2."""
+    """Validate the settings and the profiles, samples included; exit 0 or 2."""
     try:
         config = settings.load(path)
         for engine in profiles.names():
             profiles.bundled(engine)
         profiles.shared()
+        if problems := tuple(f"{path}: {problem}" for problem in _proved(config)):
+            raise ConfigError(problems)
     except ConfigError as error:
         fail(error.problems)
         raise AssertionError from error  # fail() does not return
@@ -121,6 +124,17 @@ def demo(listen: str, engine_port: int, seed: int) -> None:
     config = settings.load(None, {"web": {"listen_address": listen}})
     set_up_logging(settings.LoggingConfig(level="warning"))
     _guard(lambda: asyncio.run(show(config, engine_port=engine_port, seed=seed)), config)
+
+
+def _proved(config: settings.Config) -> Iterator[str]:
+    """What the samples show to be wrong in what the user wrote: a profile, and patterns of the settings."""
+    from exporter import verify
+
+    profile = config.profile() or profiles.bundled(profiles.GENERIC)
+    if config.engine.profile is not None:
+        yield from verify.patterns(profile)
+        yield from verify.errors(profile, profile.log.errors.samples)
+    yield from verify.patterns(verify.with_patterns(profile, config.log.patterns), config.log.patterns)
 
 
 def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from exporter import catalog
+from exporter import catalog, verify
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
@@ -51,18 +51,4 @@ class Reader:
 
     def told(self) -> dict[str, float]:
         """Everything known, as ``family{label=value}: number``; a histogram by its sum, without ``source``."""
-        out = {}
-        families = {**self.store.counters, **self.store.gauges()}
-        for sample in self.lines.samples():
-            families.setdefault(sample.family, {})[sample.labels] = sample.value
-        for family, series in families.items():
-            if "log_" not in family.name:
-                out |= {_name(family, labels): value for labels, value in series.items()}
-        for family, series in self.store.histograms.items():
-            out |= {_name(family, labels): buckets.sum for labels, buckets in series.items()}
-        return out
-
-
-def _name(family: catalog.Family, labels: tuple[str, ...]) -> str:
-    pairs = [f"{k}={v}" for k, v in zip(family.labels, labels, strict=True) if k != "source"]
-    return family.short + (f"{{{','.join(pairs)}}}" if pairs else "")
+        return verify.told(self.store, self.lines)

@@ -104,6 +104,15 @@ def p50(values: list[float]) -> float:
     return statistics.median(values)
 
 
+def agree(median: float, values: list[float], *, apart: float = 0.0) -> bool:
+    """Whether *median* is that of *values* within 10 % (or *apart*), give or take five ranks in a hundred.
+
+    Requests of equal length run in lockstep: their times come in clusters, and the median jumps between two.
+    """
+    ranks = statistics.quantiles(values, n=20)
+    return min(0.9 * ranks[8], ranks[8] - apart) <= median <= max(1.1 * ranks[10], ranks[10] + apart)
+
+
 async def drive(url: str, model: str, watch=None, **options) -> list[Seen]:
     """``closed_loop`` with *options* in another process; *watch* is called twice a second until it has ended."""
     arguments = json.dumps({"url": url, "model": model, **options})

@@ -114,6 +114,13 @@ class Page:
         wanted = set(labels.items())
         return {k[1]: v for k, v in self.samples.items() if k[0] == f"stopline_{name}" and wanted <= k[1]}
 
+    def mean(self, name: str, before: "Page", /, **labels: str) -> float:
+        """The mean of what a histogram got since the page *before*."""
+        total, count = (
+            self(f"{name}_{part}", **labels) - before(f"{name}_{part}", **labels) for part in ("sum", "count")
+        )
+        return total / count
+
     def quantile(self, q: float, name: str, before: "Page", /, **labels: str) -> float:
         """The *q* quantile of what a histogram got since the page *before*, as Prometheus would compute it."""
         counts: dict[float, float] = {}

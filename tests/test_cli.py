@@ -63,6 +63,36 @@ def test_check_reads_a_profile_of_your_own(tmp_path: Path) -> None:
     )
 
 
+def test_check_runs_the_samples_you_wrote(tmp_path: Path) -> None:
+    profile, path = tmp_path / "mine.yaml", tmp_path / "stopline.yml"
+    profile.write_text(r"""
+engine: mine
+log:
+  patterns:
+    - name: wait
+      regex: 'waited (?P<ms>\d+) ms'
+      signals: [{signal: request_queue_wait_seconds, value: ms, unit: ms}]
+      samples:
+        - {line: 'waited 12 ms', gives: {'request_queue_wait_seconds{model=}': 0.013}}
+        - {line: 'waits 12 ms'}
+      rejects: ['waited 12 ms for nothing']
+  errors:
+    gates: ['lost']
+    shapes: ['lost ']
+    samples: [{lines: 'lost the card', kinds: [cuda]}]
+""")
+    path.write_text(f"engine: {{profile: {profile}}}\n")
+    result = invoke("check", "-c", str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        f"{path}: pattern wait: 'waited 12 ms' gives {{'request_queue_wait_seconds{{model=}}': 0.012}}, "
+        "not request_queue_wait_seconds{model=}: 0.013",
+        f"{path}: pattern wait: does not match its sample 'waits 12 ms'",
+        f"{path}: pattern wait: matches what it should reject, 'waited 12 ms for nothing'",
+        f"{path}: errors: 'lost the card' counts {{'other': 1}}, not cuda",
+    ]
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """The settings ``run`` would start with."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from harness import Reader
 
+from exporter import catalog, verify
 from exporter.engines import profile as profiles
 from exporter.engines.literal import literals_of
 from exporter.engines.profile import Profile
@@ -25,19 +26,20 @@ PAGES = sorted(FIXTURES.glob("*/*/*metrics*.txt"))
 @pytest.mark.parametrize(("profile", "pattern"), PATTERNS)
 def test_samples_give_what_they_say_and_rejects_nothing(profile: Profile, pattern) -> None:
     assert pattern.literals, "a bundled pattern must not be tried on every line"
-    for sample in pattern.samples:
-        reader = Reader(profile).feed(sample.line)
-        assert reader.lines._matched(pattern.name) == 1
-        told = reader.told()
-        assert {k: told.get(k) for k in sample.gives} == pytest.approx(sample.gives)
-    for line in pattern.rejects:
-        assert Reader(profile).feed(line).lines._matched(pattern.name) == 0
+    assert list(verify.patterns(profile, [pattern])) == []
 
 
 @pytest.mark.parametrize(("profile", "sample"), CORPUS)
 def test_the_error_corpus_counts_each_failure_once_and_nothing_else(profile: Profile, sample) -> None:
-    counted = Reader(profile).feed(sample.lines).settle().errors
-    assert counted == dict.fromkeys(sample.kinds, 1)
+    assert list(verify.errors(profile, [sample])) == []
+
+
+@pytest.mark.parametrize(
+    "log", [pytest.param(p, id=str(p.relative_to(FIXTURES))) for p in sorted(FIXTURES.glob("*/*/**/*.log"))]
+)
+def test_no_line_of_a_captured_log_looks_like_a_pattern_and_fits_none(log: Path) -> None:
+    reader = Reader(log.relative_to(FIXTURES).parts[0]).feed(log.read_bytes())
+    assert reader.store.counters[catalog.LOG_UNPARSED] == {}
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(FIXTURES))) for p in PAGES])

@@ -6,13 +6,14 @@ Eight slots, so that a queue forms from sixteen clients on. Run by ``make test-e
 import asyncio
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
-from load import Seen, closed_loop, p50
+from load import Seen, agree, closed_loop, p50
 from realengine import ENGINES, Page, Server, Watcher, free_port, until
 
 sys.path.insert(0, str(ENGINES))
@@ -21,7 +22,7 @@ from install import ensure
 pytestmark = pytest.mark.engine
 
 SLOTS = 8
-LEVELS = ((1, 24), (4, 60), (16, 96), (32, 96))
+LEVELS = ((1, 16), (4, 40), (16, 80), (32, 96))
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -63,7 +64,7 @@ def page_only(server: Server):
 
 
 def drive(watcher: Watcher, server: Server, concurrency: int, requests: int):
-    return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=30, tokens=48)
+    return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=10, tokens=32)
 
 
 def errors(page: Page) -> dict[str, float]:
@@ -82,7 +83,7 @@ def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Ser
     assert page("engine_limit", name="max_running_requests") == SLOTS
     assert page("engine_limit", name="max_model_len") == 512
     assert page("parallelism", dimension="tensor") == 1
-    assert page("kv_cache_capacity_tokens") > 100_000
+    assert page("kv_cache_capacity_tokens") > 50_000
     assert page.all("upstream_metric_missing") == {}
     assert page("requests_total", outcome="ok") == 0
     assert errors(page) == {}
@@ -94,7 +95,7 @@ def test_2_the_page_agrees_with_what_the_client_saw(server: Server, watcher: Wat
         before, other_before = watcher.settled(), page_only.page()
         seen, most = drive(watcher, server, concurrency, requests)
         page = watcher.settled()
-        gap = page_only.page().quantile(0.5, "step_latency_seconds", other_before, phase="decode", source="metrics")
+        gap = page_only.page().mean("step_latency_seconds", other_before, phase="decode", source="metrics")
         check_level(concurrency, seen, most, before, page, gap)
     assert errors(watcher.page()) == {}
 
@@ -118,22 +119,23 @@ def check_level(
     assert most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1)
     assert 0 < most["kv_cache_usage_ratio"] < 0.1
 
-    latency, client_latency = median("request_latency_seconds"), p50([s.latency for s in seen])
-    first, client_first = median("request_time_to_first_token_seconds"), p50([s.first_token for s in seen])
+    latencies, firsts = [s.latency for s in seen], [s.first_token for s in seen]
+    latency, first = median("request_latency_seconds"), median("request_time_to_first_token_seconds")
     step = median("step_latency_seconds", phase="decode", source="log")
-    client_gap = p50([s.between_tokens for s in seen])
+    client_gap = statistics.fmean(s.between_tokens for s in seen)
     queue = median("request_queue_wait_seconds")
     print(
-        f"c={concurrency:2}: P50 latency {latency:.3f} s (client {client_latency:.3f}), first token {first * 1000:.1f} ms "
-        f"({client_first * 1000:.1f}), between tokens {gap * 1000:.1f} ms ({client_gap * 1000:.1f}), "
+        f"c={concurrency:2}: P50 latency {latency:.3f} s (client {p50(latencies):.3f}), first token {first * 1000:.1f} ms "
+        f"({p50(firsts) * 1000:.1f}), mean between tokens {gap * 1000:.1f} ms ({client_gap * 1000:.1f}), "
         f"decode step {step * 1000:.1f} ms, queue wait {queue * 1000:.1f} ms"
     )
-    assert latency == pytest.approx(client_latency, rel=0.1)
-    assert first == pytest.approx(client_first, rel=0.1, abs=0.03)  # connecting and tokenizing is the client's alone
+    assert agree(latency, latencies)
+    assert page.mean("request_latency_seconds", before) == pytest.approx(statistics.fmean(latencies), rel=0.1)
+    assert agree(first, firsts, apart=0.08)  # HTTP and tokenizing are not the engine's
     assert gap == pytest.approx(client_gap, rel=0.1, abs=0.003)
-    assert 0.6 * client_gap < step < client_gap  # a step is what lies between tokens, without prefills and scheduling
+    assert 0.6 * client_gap < step < 1.1 * client_gap  # a step is what lies between tokens, without prefills and scheduling
     if concurrency > SLOTS:  # the wait is what the first token takes beyond its prefill
-        assert 0.8 * client_first < queue < client_first
+        assert 0.7 * p50(firsts) < queue < p50(firsts)
     else:
         assert queue < 0.1
 
@@ -181,7 +183,7 @@ def test_4_a_killed_core_is_exactly_one_failure(server: Server, watcher: Watcher
     page = watcher.page()
     assert page.all("requests_running") == page.all("requests_waiting") == page.all("kv_cache_usage_ratio") == {}
     assert page("engine_phase", state="dead") == 1
-    assert page("source_up", source="metrics") == 0
+    until(lambda: watcher.page()("source_up", source="metrics") == 0, 10, "page gone")
 
 
 def test_5_after_a_restart_counters_go_on_and_a_planned_stop_is_no_failure(server: Server, watcher: Watcher) -> None:

@@ -70,7 +70,7 @@ def vllm(root: Path) -> None:
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     _run(python, HERE / "fix_vllm_cpu.py")
-    _run(python, HERE / "make_tiny_hf.py", root / "tiny-hy3", "--kind", "hy3", "--layers", "12", HF_HUB_OFFLINE="1")
+    _run(python, HERE / "make_tiny_hf.py", root / "tiny-hy3", "--kind", "hy3", "--layers", "24", HF_HUB_OFFLINE="1")
 
 
 def ensure(name: str) -> Path:

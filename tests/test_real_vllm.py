@@ -133,7 +133,7 @@ def check_level(
     assert page.mean("request_latency_seconds", before) == pytest.approx(statistics.fmean(latencies), rel=0.1)
     assert agree(first, firsts, apart=0.08)  # HTTP and tokenizing are not the engine's
     assert gap == pytest.approx(client_gap, rel=0.1, abs=0.003)
-    assert 0.6 * client_gap < step < 1.1 * client_gap  # a step is what lies between tokens, without prefills and scheduling
+    assert 0.6 * client_gap < step < 1.1 * client_gap  # without prefills and scheduling between
     if concurrency > SLOTS:  # the wait is what the first token takes beyond its prefill
         assert 0.7 * p50(firsts) < queue < p50(firsts)
     else:

@@ -4,7 +4,6 @@ Sources, profiles, the collector, the documentation and the tests are all checke
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -424,16 +423,3 @@ FAMILIES: tuple[Family, ...] = tuple(f for f in list(globals().values()) if isin
 DOING = (RUNNING, WAITING, KV_USAGE)
 """What an engine is doing at this moment."""
 BY_SHORT = {f.short: f for f in FAMILIES}
-
-
-def zeroes(family: Family, known: dict[str, str], labels: Iterable[str] = ()) -> list[tuple[str, ...]]:
-    """Every label set of *family* that follows from its closed labels and the *known* values.
-
-    *labels* narrows the closed labels that are spread; used to let what can be counted exist at 0.
-    """
-    closed = dict(family.closed)
-    sets: list[tuple[str, ...]] = [()]
-    for label in family.labels:
-        values = (known[label],) if label in known else closed[label]
-        sets = [(*s, v) for s in sets for v in values]
-    return sets

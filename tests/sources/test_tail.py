@@ -477,6 +477,17 @@ def test_regrowth_past_the_old_size_is_noticed(follow, log):
     assert tailer.stats.truncations == 1
 
 
+def test_regrowth_is_noticed_though_the_last_read_was_only_a_newline(follow, log):
+    tailer = follow()
+    live(tailer)
+    for part in (b"error 1", b"\n"):
+        append(log, part)
+        live(tailer)
+    copytruncate(log)
+    append(log, b"error 2\nerror 3\n")
+    assert live(tailer) == b"error 2\nerror 3\n"
+
+
 def test_same_first_kibibyte_confuses_nothing(follow, log):
     banner = b"INFO Starting server with the usual arguments\n" * 30
     tailer = follow()
@@ -536,6 +547,21 @@ def test_rotation_between_two_chunks(follow, log):
     append(log, b"new line\n")
     given += b"".join(chunk.data for chunk in poll) + live(tailer)
     assert given == b"old line\n" * 20_000 + b"new line\n"
+
+
+def test_last_lines_of_the_old_file_written_while_a_chunk_is_handled(follow, log, clock):
+    tailer = follow()
+    live(tailer)
+    append(log, b"half")
+    live(tailer)
+    old = rotate(log)
+    log.touch()
+    clock.now += 2
+    poll = tailer.poll()
+    assert next(poll).data == b"half\n"
+    append(old, b" done\nlate\n")
+    append(log, b"new\n")
+    assert b"".join(chunk.data for chunk in poll) + live(tailer) == b"late\nnew\n"
 
 
 def test_abandoned_poll_loses_nothing(follow, log):
@@ -712,6 +738,42 @@ def test_truncation_while_down(follow, log, state, content):
     assert (tailer.stats.truncations, tailer.stats.rotations) == (1, 0)
 
 
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_earlier_file_back_at_the_path_after_restarts_is_not_read_again(follow, log, state, restarts):
+    tailer = follow(checkpoint=state)
+    live(tailer)
+    append(log, b"one\n")
+    live(tailer)
+    old = rotate(log)
+    append(log, b"two\n")
+    assert live(tailer) == b"two\n"
+    for _ in range(restarts):
+        tailer.close()
+        tailer = follow(checkpoint=state)
+        live(tailer)
+    tailer.close()
+    rotate(log, ".2")
+    old.rename(log)
+    append(log, b"three\n")
+    assert live(follow(checkpoint=state)) == b"three\n"
+
+
+def test_file_left_since_the_last_save_is_not_read_again_after_a_restart(follow, log, state):
+    tailer = follow(checkpoint=state)
+    append(log, b"one\n")
+    live(tailer)
+    first = rotate(log)
+    append(log, b"two\n")
+    assert live(tailer) == b"two\n"
+    second = rotate(log, ".2")
+    first.rename(log)
+    live(tailer)
+    tailer.close()
+    rotate(log)
+    second.rename(log)
+    assert live(follow(checkpoint=state)) == b""
+
+
 def test_checkpoint_is_written_at_most_once_a_second(follow, log, state, tmp_path, clock):
     def saved() -> bytes:
         return b"".join(file.read_bytes() for file in (tmp_path / "state").iterdir())
@@ -792,6 +854,15 @@ def test_pattern_follows_each_match_and_new_ones_from_their_start(match, log, cl
     clock.now += 1
     assert live(files) == b"new b\n"
     assert (files.stats.lines, files.stats.readable) == (2, True)
+
+
+def test_what_is_history_is_settled_for_all_matches_before_any_is_read(match, log):
+    append(log.with_name("a.log"), b"old a\n" * 50_000)
+    append(log.with_name("b.log"), b"old b\n")
+    poll = match("*.log").poll()
+    assert next(poll).history
+    append(log.with_name("b.log"), b"new b\n")
+    assert [chunk.data for chunk in poll if not chunk.history] == [b"new b\n"]
 
 
 def test_pattern_without_a_match_is_missing(match, log, clock):

@@ -1,0 +1,37 @@
+"""The demo shows live numbers, from the real sidecar, and ends when it is told to."""
+
+import signal
+import subprocess
+import sys
+
+from realengine import Page, free_port, get, until
+
+
+def test_the_demo_shows_live_numbers_within_seconds() -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "exporter", "demo", "--web.listen-address", f"127.0.0.1:{port}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: Page(get(f"{url}/metrics"))("request_latency_seconds_count") >= 3, 30, "three requests")
+        page = Page(get(f"{url}/metrics"))
+        html = get(f"{url}/")
+        until(lambda: Page(get(f"{url}/metrics"))("step_latency_seconds_count", source="log") > 20, 30, "steps")
+        assert process.stdout is not None
+        shown = next(line for line in process.stdout if "GiB" in line)
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (0, "")
+    assert page("engine_up") == 1
+    assert page("engine_info", engine="vllm", model="hy3", version="0.32.0") == 1
+    assert page("parallelism", dimension="tensor") == 8
+    assert page("experts", scope="per_rank") == 24
+    assert len(page.all("gpu_memory_headroom_bytes")) == 8
+    assert page("requests_running") > 0
+    assert "Queue wait, since start</th><td>P50" in html
+    assert shown.split()[1] == "4", shown  # clients

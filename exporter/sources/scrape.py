@@ -103,6 +103,7 @@ class ScrapeSource:
             self._profile = profile
             self._reader = PageReader(profile)
             self._increases = Increases()
+            self._owed: dict[tuple[Family, Labels], float] = defaultdict(float)
             for name, order in profile.order.items():
                 family, _, of = name.partition(".")
                 signal = catalog.BY_SHORT[family]
@@ -213,6 +214,7 @@ class ScrapeSource:
         increases.turn(page)
         models = self._models(page)
         if increases.restarted:
+            self._owed.clear()
             log.info("engine restarted: url=%s", self._url)
             self._store.claims.reset()
             self._store.keep_models(models)
@@ -297,16 +299,17 @@ class ScrapeSource:
             # the same series may feed several families: each keeps its own reference
             own: Key = (f"{family.name} {key[0]} {rule.labels}", key[1])
             grown[self._labels(family, rule, native, model)] += self._increases.of(own, value)
+        moved = any(grown.values())
         for other in rule.less:
-            for key, value in page.samples.get(other, {}).items():
+            for native, key, value in _matching(page, other, PageRule(other)):
                 own = (f"{family.name} less {key[0]} {rule.labels}", key[1])
-                taken = self._increases.of(own, value)
-                for labels in grown:
-                    grown[labels] = max(0.0, grown[labels] - taken)
+                self._owed[family, self._labels(family, rule, native, model)] += self._increases.of(own, value)
         for labels, amount in grown.items():
-            if amount > 0:
-                self._store.count(family, labels, amount * rule.scale, origin="metrics")
-        return any(grown.values())
+            taken = min(amount, self._owed[family, labels])  # what is told twice need not be told in the same poll
+            self._owed[family, labels] -= taken
+            if amount > taken:
+                self._store.count(family, labels, (amount - taken) * rule.scale, origin="metrics")
+        return moved
 
     def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str) -> bool:
         moved = False

@@ -279,6 +279,20 @@ async def test_ranks_count_for_themselves_and_add_up(session, upstream) -> None:
     assert rig.store.counters[catalog.TOKENS]["m", "generation"] == 15.0
 
 
+async def test_a_refusal_that_two_counters_tell_in_two_polls_is_one(session, upstream) -> None:
+    def page(refused: int, failed: int) -> str:
+        return (
+            f'vllm:admission_rejections_total{{model_name="m",reason="max_num_queued_reqs"}} {refused}\n'
+            f'http_requests_total{{handler="/v1/completions",method="POST",status="5xx"}} {failed}\n'
+        )
+
+    rig = Rig(session, upstream.url)
+    for refused, failed in ((0, 0), (3, 1), (3, 3), (3, 5)):
+        upstream.page = page(refused, failed)
+        await rig.once()
+    assert rig.store.counters[catalog.ERRORS] == {("rejected", "metrics"): 3.0, ("server_error", "metrics"): 2.0}
+
+
 async def test_sentinels_and_nonsense_are_dropped_and_counted(session, upstream) -> None:
     bad = 'vllm:num_requests_running{engine="0",model_name="m"} -1\nvllm:kv_cache_usage_perc{engine="0",model_name="m"} NaN\n'
     upstream.page = bad

@@ -4,42 +4,27 @@ Works on whole chunks: a literal that no line holds costs one search of the chun
 cut out and matched. While an error or an echo is open every line is looked at, for it may belong to it.
 """
 
-import math
 import re
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from exporter import catalog
 from exporter.catalog import Family
 from exporter.engines.literal import literals_of
-from exporter.engines.profile import UNITS, Echo, Pattern, Profile, Signal, shared
+from exporter.engines.profile import Echo, Pattern, Profile, Signal, shared
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
+from exporter.sources.effects import Effects
 from exporter.sources.errors import Errors
+from exporter.sources.fields import Fields, number
+from exporter.sources.pairs import Orphan, Pairs
 from exporter.sources.peel import ERROR, Record, Shape, Unwrapper, peel, seconds_of
 from exporter.store import Store
 
-_LABEL = re.compile(r"[\w./:@+ -]{1,64}")
-_NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_UNIT = r"(?:\s?(ms|us|µs|μs|ns|s|%)(?![\w/%]))?"
-_PROSE = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[=:\s(\[{,])\'(?:[^\'\\]|\\.)*\'')
-_STRANGERS = re.compile(r"\b(?:prompt|messages|content|input_text|query|body)[\"']?\s*[=:]")
 _ECHO_LINES = 200
 _ECHO_SECONDS = 2.0
-_MAX_OPEN = 10_000
-_MAX_GAUGES = 256
-_MAX_ELAPSED = 3600.0
+_MAX_PROCESSES = 10_000
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fields:
-    """Known fields, wherever they stand in a line that carries ``key=value`` pairs or is JSON."""
-
-    regex: re.Pattern[str]
-    signals: dict[str, tuple[Signal, ...]]
-
-
-_Rule = Pattern | Echo | _Fields | None
+_Rule = Pattern | Echo | Fields | None
 """What a literal leads to; None stands for the errors."""
 
 
@@ -69,11 +54,9 @@ class Lines:
         self._patterns = tuple(patterns)
         self._own_fields = fields or {}
         self._window = window
-        self._model = model
         self._unwrapper = Unwrapper()
-        self._facts: dict[tuple[Family, Labels], float] = {}
-        self._gauges: dict[tuple[Family, Labels], tuple[float, float]] = {}
-        self._began: dict[Hashable, float] = {}
+        self._effects = Effects(store, lifecycle, clock, model=model)
+        self._pairs = Pairs()
         self._processes: set[str] = set()
         self._echo: Echo | None = None
         self._echo_lines = 0
@@ -94,8 +77,6 @@ class Lines:
         self._profile = profile
         log = profile.log
         self._shapes = [Shape(regex) for regex in log.records]
-        self._known_labels: dict[Signal, Labels] = {}
-        self._labels_for = ""
         self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
@@ -105,7 +86,7 @@ class Lines:
             self._add(pattern, pattern.literals)
             self._store.set_total(catalog.LOG_MATCHED, (self.source, pattern.name), self._matched(pattern.name))
         if fields := {**log.fields, **self._own_fields}:
-            self._add(_fields(fields), tuple(fields))
+            self._add(Fields(fields), fields)
             self._store.set_total(catalog.LOG_MATCHED, (self.source, "fields"), self._matched("fields"))
         self._add(None, self._errors.gates)
 
@@ -134,14 +115,11 @@ class Lines:
         """Judge errors that no further line completes, and forget gauges and openings that are too old."""
         self._now = self._clock()
         self._errors.flush(self._now)
-        oldest = self._now - self._profile.log.gauges_expire
-        for key in [k for k, (_, at) in self._gauges.items() if at < oldest]:
-            del self._gauges[key]
+        self._effects.expire(self._profile.log.gauges_expire)
 
     def samples(self) -> tuple[Sample, ...]:
         """Facts of the start and the gauges that recent lines told."""
-        told = {**self._facts, **{key: value for key, (value, _) in self._gauges.items()}}
-        return tuple(Sample(family, labels, value) for (family, labels), value in told.items())
+        return self._effects.samples()
 
     # finding lines
 
@@ -176,7 +154,7 @@ class Lines:
         record = peel(line, self._shapes)
         if self._echo is not None and self._echoing(self._echo, record):
             return
-        if record.shaped and record.process not in self._processes and len(self._processes) < _MAX_OPEN:
+        if record.shaped and record.process not in self._processes and len(self._processes) < _MAX_PROCESSES:
             self._processes.add(record.process)
         tried = understood = False
         for rule in rules if len(rules) == 1 else dict.fromkeys(rules):
@@ -187,7 +165,7 @@ class Lines:
             elif isinstance(rule, Pattern):
                 tried = True
                 understood |= self._pattern(rule, record)
-            elif isinstance(rule, _Fields):
+            elif isinstance(rule, Fields):
                 tried = True
                 understood |= self._fields(rule, record)
         if not self._history and (None in rules or self._errors.following):
@@ -221,113 +199,51 @@ class Lines:
         if pattern.phase:
             self._enter(pattern.phase)
         for label, group in pattern.info.items():
-            if (text := match[group]) and text != "None" and _LABEL.fullmatch(text):
-                self._lifecycle.info[label] = text
-        elapsed = self._pair(pattern, match, record)
+            self._effects.tell(label, match[group])
+        elapsed = self._pair(pattern, match, record) if pattern.begin or pattern.end else None
         for signal in pattern.signals:
             value = elapsed if signal.value == "elapsed" else _value(signal, match)
             if value is not None:
                 weight = int(float(match[signal.weight])) if signal.weight else 1
-                self._signal(signal, value, weight, match, fact=pattern.startup)
+                self._effects.apply(signal, value, weight, match, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
         return True
 
-    def _fields(self, rule: _Fields, record: Record) -> bool:
-        """Observe the known fields of a line; what stands in quoted prose is a stranger's and does not count."""
+    def _fields(self, fields: Fields, record: Record) -> bool:
         if self._history:
             return True
-        pairs: list[tuple[str, str, str]] = []
-        if record.fields:
-            pairs = [(name, str(record.fields[name]), "") for name in rule.signals if name in record.fields]
-        if not record.fields or not pairs:
-            text = _STRANGERS.split(_PROSE.sub(_blank, record.text), maxsplit=1)[0]
-            pairs = [(m[1], m[2], m[3] or "") for m in rule.regex.finditer(text)]
-        if record.level == ERROR:
-            return bool(pairs)
-        for name, number, unit in pairs:
-            for signal in rule.signals[name]:
-                value = _number(signal.value or number, unit or signal.unit)
-                if value is not None:
-                    self._signal(signal, value, 1, None, fact=False)
-        if pairs:
+        found = list(fields.find(record))
+        if found and record.level != ERROR:  # a request that failed says nothing of how long one takes
+            for signal, value in found:
+                self._effects.apply(signal, value, 1, None, fact=False)
             self._count(catalog.LOG_MATCHED, (self.source, "fields"))
-        return bool(pairs)
+        return bool(found)
 
     def _pair(self, pattern: Pattern, match: re.Match[str], record: Record) -> float | None:
         """Seconds between the two lines with the same id, by the log's own clock if it has one."""
-        if not (pattern.begin or pattern.end) or self._history:
+        if self._history:
             return None
         at = seconds_of(record.time) if record.time else None
-        if at is None:
-            at = self._now
-        if pattern.begin:
-            if len(self._began) >= _MAX_OPEN:
-                self._began.pop(next(iter(self._began)))
-                self._store.drop(catalog.LATENCY)
-            self._began[pattern.begin, match[pattern.begin]] = at
-            return None
-        began = self._began.pop((pattern.end, match[pattern.end]), None)
-        if began is None or not 0 <= at - began <= _MAX_ELAPSED:  # an orphan, or the clock was set
+        at = self._now if at is None else at
+        try:
+            if pattern.begin:
+                self._pairs.begin(pattern, match[pattern.begin], at)
+            else:
+                return self._pairs.end(pattern, match[pattern.end], at)
+        except Orphan:
             self._store.drop(catalog.LATENCY)
-            return None
-        return at - began
-
-    # what a line says
+        return None
 
     def _enter(self, phase: str) -> None:
         self._errors.settle(self._now)
         if phase == "starting":
-            self._lifecycle.begin(None if self._history else self._store.wall())
-            self._facts.clear()
-            self._gauges.clear()
-            self._began.clear()
-            self._store.claims.reset()
+            self._effects.restart(None if self._history else self._store.wall())
+            self._pairs.clear()
         else:
             self._lifecycle.enter(phase)
 
-    def _signal(self, signal: Signal, value: float, weight: int, match: re.Match[str] | None, *, fact: bool) -> None:
-        family = signal.family
-        labels = self._labels(signal, match)
-        if labels is None or not (0 <= value < math.inf and weight >= 1):
-            self._store.drop(family, 0 if weight == 0 else 1)
-        elif fact:
-            if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
-                self._facts[family, labels] = value
-        else:
-            self._lifecycle.worked()
-            if family.kind == "histogram":
-                self._store.observe(family, labels, value, weight, origin="log")
-            elif family.kind == "counter":
-                self._store.count(family, labels, value * weight, origin="log")
-            elif len(self._gauges) < _MAX_GAUGES:
-                self._gauges[family, labels] = (value, self._now)
-
-    def _labels(self, signal: Signal, match: re.Match[str] | None) -> Labels | None:
-        """The label values of *signal*, without ``source``; None if the line has one that cannot be a label."""
-        model = self._model or self._lifecycle.info.get("model", "")
-        if model != self._labels_for:
-            self._labels_for = model
-            self._known_labels.clear()
-        if (known := self._known_labels.get(signal)) is not None:
-            return known
-        values, fixed = [], True
-        for label in signal.family.labels:
-            if label == "source":
-                continue
-            value = signal.labels.get(label)
-            if value is None:
-                value = "0" if label == "rank" else model
-            elif value.startswith("$") and match is not None:
-                fixed = False
-                value = match[value[1:]] or "0"
-                if not _LABEL.fullmatch(value):
-                    return None
-            values.append(str(int(value)) if label == "rank" and value.isdecimal() else value)
-        labels = tuple(values)
-        if fixed:
-            self._known_labels[signal] = labels
-        return labels
+    # counting
 
     def _error(self, kind: str) -> None:
         self._store.count(catalog.ERRORS, (kind,), origin="log")
@@ -340,27 +256,8 @@ class Lines:
         return self._store.counters[catalog.LOG_MATCHED].get((self.source, pattern), 0.0)
 
 
-def _fields(fields: dict[str, Signal | tuple[Signal, ...]]) -> _Fields:
-    names = "|".join(re.escape(name) for name in sorted(fields, key=len, reverse=True))
-    regex = re.compile(rf'(?<![\w.\-])({names})["\']?\s*[=:]\s*["\']?({_NUMBER}){_UNIT}(?![\w.])')
-    return _Fields(regex, {n: (s,) if isinstance(s, Signal) else s for n, s in fields.items()})
-
-
-def _blank(quoted: re.Match[str]) -> str:
-    """Keep a short quoted word or number (a key or a value), blank anything that reads like text."""
-    text = quoted[0]
-    return text if len(text) <= 40 and not re.search(r"[\s=]", text[1:-1].strip()) else '""'
-
-
 def _value(signal: Signal, match: re.Match[str]) -> float | None:
     if not signal.value:
         return 1.0
     text = match[signal.value] if signal.value in match.re.groupindex else signal.value
-    return None if text is None else _number(text, signal.unit)
-
-
-def _number(text: str, unit: str) -> float | None:
-    try:
-        return float(text.replace(",", "") if "," in text else text) * UNITS[unit]
-    except ValueError:
-        return None
+    return None if text is None else number(text, signal.unit)

@@ -34,6 +34,7 @@ def test_the_line_of_the_seed_needs_no_configuration() -> None:
         "INFO request done queue_wait_ms: 12.3, more",
         '{"queue_wait_ms": 12.3, "prompt": "queue_wait_ms=99"}',
         '{"level":"info","msg":"done queue_wait_ms=12.3"}',
+        '{"queue_wait": "12.3ms"}',
         'time="2026-11-30T10:00:00Z" level=info msg="done" queue_wait_ms="12.3"',
         "queue_wait_ms=12.3 prompt=queue_wait_ms=5000",
         'queue_wait_ms=12.3 text="my queue_wait_ms=5000 is long"',
@@ -120,7 +121,7 @@ def test_orphans_and_clock_steps_are_dropped_and_counted() -> None:
 def test_openings_that_are_never_closed_are_bounded() -> None:
     reader = Reader("generic", patterns=PAIRS)
     reader.feed("".join(f"start id=r{n}\n" for n in range(10_100)))
-    assert len(reader.lines._began) == 10_000
+    assert len(reader.lines._pairs) == 10_000
     assert reader.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_latency_seconds",): 100}
 
 

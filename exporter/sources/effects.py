@@ -1,0 +1,97 @@
+"""What a matched line says, put where it belongs: into the store, among the facts, or among the gauges."""
+
+import math
+import re
+from collections.abc import Callable
+
+from exporter.catalog import Family
+from exporter.engines.profile import Signal
+from exporter.lifecycle import Lifecycle
+from exporter.signals import Labels, Sample
+from exporter.store import Store
+
+_LABEL = re.compile(r"[\w./:@+ -]{1,64}")
+_MAX_GAUGES = 256
+
+
+class Effects:
+    """Facts hold until the engine's next start; gauges go *expire* seconds after the last line that told them.
+
+    *model* is the value of the model label, empty to take what the engine says.
+    """
+
+    def __init__(self, store: Store, lifecycle: Lifecycle, clock: Callable[[], float], *, model: str) -> None:
+        self._store = store
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._model = model
+        self._facts: dict[tuple[Family, Labels], float] = {}
+        self._gauges: dict[tuple[Family, Labels], tuple[float, float]] = {}
+        self._known: dict[Signal, Labels] = {}
+        self._known_for = ""
+
+    def restart(self, at: float | None) -> None:
+        """The engine starts (Unix time *at*): what was known of it holds no longer."""
+        self._lifecycle.begin(at)
+        self._facts.clear()
+        self._gauges.clear()
+        self._store.claims.reset()
+
+    def tell(self, label: str, text: str | None) -> None:
+        """Something of the engine's identity."""
+        if text and text != "None" and _LABEL.fullmatch(text):
+            self._lifecycle.info[label] = text
+
+    def apply(self, signal: Signal, value: float, weight: int, match: re.Match[str] | None, *, fact: bool) -> None:
+        """One signal of a line, *value* in base units; what cannot be true is dropped and counted."""
+        family = signal.family
+        labels = self._labels(signal, match)
+        if labels is None or not (0 <= value < math.inf and weight >= 0):
+            self._store.drop(family)
+        elif fact:
+            if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
+                self._facts[family, labels] = value
+        elif weight:
+            self._lifecycle.worked()
+            if family.kind == "histogram":
+                self._store.observe(family, labels, value, weight, origin="log")
+            elif family.kind == "counter":
+                self._store.count(family, labels, value * weight, origin="log")
+            elif len(self._gauges) < _MAX_GAUGES:
+                self._gauges[family, labels] = (value, self._clock())
+
+    def expire(self, seconds: float) -> None:
+        """Forget gauges that no line told for so long."""
+        oldest = self._clock() - seconds
+        self._gauges = {key: told for key, told in self._gauges.items() if told[1] >= oldest}
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Facts and gauges as they are now."""
+        told = {**self._facts, **{key: value for key, (value, _) in self._gauges.items()}}
+        return tuple(Sample(family, labels, value) for (family, labels), value in told.items())
+
+    def _labels(self, signal: Signal, match: re.Match[str] | None) -> Labels | None:
+        """The label values of *signal*, without ``source``; None if the line has one that cannot be a label."""
+        model = self._model or self._lifecycle.info.get("model", "")
+        if model != self._known_for:
+            self._known_for = model
+            self._known.clear()
+        if (known := self._known.get(signal)) is not None:
+            return known
+        values, fixed = [], True
+        for label in signal.family.labels:
+            if label == "source":
+                continue
+            value = signal.labels.get(label)
+            if value is None:
+                value = "0" if label == "rank" else model
+            elif value.startswith("$") and match is not None:
+                fixed = False
+                value = match[value[1:]] or "0"
+                if not _LABEL.fullmatch(value):
+                    return None
+            values.append(str(int(value)) if label == "rank" and value.isdecimal() else value)
+        labels = tuple(values)
+        if fixed:
+            self._known[signal] = labels
+        return labels

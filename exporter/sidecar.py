@@ -25,11 +25,13 @@ from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
 from exporter.sources import scrape
 from exporter.sources.checkpoint import Checkpoint
+from exporter.sources.chunks import LineSource
+from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
 from exporter.sources.scrape import Access, ScrapeSource
-from exporter.sources.tail import LineSource, LogFiles, StandardInput
+from exporter.sources.stdin import StandardInput
 from exporter.store import Store
 from exporter.strictyaml import ConfigError
 from exporter.web import build_app

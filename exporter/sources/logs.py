@@ -1,17 +1,14 @@
 """The log source: follows a file, a glob or standard input and has its lines understood."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from exporter import catalog
 from exporter.signals import Reading, Sample
+from exporter.sources.chunks import LineSource
 from exporter.sources.lines import Lines
-from exporter.sources.tail import LineSource
 from exporter.store import Store
-
-log = logging.getLogger(__name__)
 
 _TOTALS = (
     (catalog.LOG_LINES, "lines"),
@@ -20,12 +17,6 @@ _TOTALS = (
     (catalog.LOG_TRUNCATIONS, "truncations"),
     (catalog.LOG_DROPPED, "dropped_bytes"),
 )
-
-_REMEDY = {
-    "missing": " (waiting for it; is the path what the server writes to?)",
-    "permission": " (run with the group that owns the file; in Kubernetes set fsGroup on the pod)",
-    "not_a_file": " (give a file, or a pattern such as /var/log/engine/*.log)",
-}
 
 
 class Recogniser(Protocol):
@@ -53,8 +44,6 @@ class LogSource:
         self._tick = tick
         self._recognise = recognise
         self._clock = clock
-        self._reason = ""
-        self._first = True
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -95,10 +84,3 @@ class LogSource:
                 seconds=seconds,
             )
         )
-        if stats.reason != self._reason or self._first:
-            self._first, self._reason = False, stats.reason
-            if stats.readable:
-                log.info("log readable: path=%s", source)
-            else:
-                remedy = _REMEDY.get(stats.reason, "")
-                log.warning("log not readable: path=%s reason=%s%s", source, stats.reason, remedy)

@@ -23,33 +23,21 @@ old offset with just the same 64 bytes there (a log of one repeated line) passes
 After a kill without ``close()`` up to a second of lines is given again.
 """
 
-import glob
 import logging
 import os
-import re
-import select
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from exporter.sources.checkpoint import TAIL_BYTES, Checkpoint, Identity, Place
+from exporter.sources.chunks import CHUNK_BYTES, FLUSH_SECONDS, Chunk, Lines, TailStats, count, reason_of
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 64 * 1024  # larger chunks read no faster and hold up the event loop longer
-LINE_LIMIT_BYTES = 1024 * 1024
-HEAD_BYTES = 64 * 1024
-FLUSH_SECONDS = 2.0
 SAVE_SECONDS = 1.0
-SCAN_SECONDS = 1.0
-FORGET_SECONDS = 60.0  # a rotated path may be without a file for as long as its writer needs to reopen
 REMEMBERED_FILES = 8  # of each path, should one come back, or its name be that of another path now
-COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}  # what rotation leaves beside the logs
 
 _ADVICE = {
     "missing": "waiting for it",
@@ -57,95 +45,6 @@ _ADVICE = {
     "not_a_file": "only regular files are followed; give a pipe as standard input",
     "io_error": "trying again",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Whole lines, oldest first, each ending in a newline; at most about 64 KiB and one line.
-
-    *history* lines were written before following began: read them for start-up facts, never for counts.
-    """
-
-    data: bytes
-    history: bool
-
-
-@dataclass(slots=True)
-class TailStats:
-    """What following came to: totals since the start, without history, and the state after the last poll."""
-
-    lines: int = 0
-    bytes: int = 0
-    rotations: int = 0
-    truncations: int = 0
-    dropped_bytes: int = 0  # of lines that were cut or flushed, newlines left out
-    lag_bytes: int = 0  # size minus offset
-    last_line_at: float | None = None  # seconds since epoch
-    readable: bool = True
-    reason: str = ""  # if not readable: missing, permission, not_a_file or io_error
-
-    def add(self, other: "TailStats") -> None:
-        """Add the totals of *other*; the state is the caller's to tell."""
-        self.lines += other.lines
-        self.bytes += other.bytes
-        self.rotations += other.rotations
-        self.truncations += other.truncations
-        self.dropped_bytes += other.dropped_bytes
-        self.lag_bytes += other.lag_bytes
-        self.last_line_at = max(filter(None, (self.last_line_at, other.last_line_at)), default=None)
-
-
-class LineSource(Protocol):
-    """Something that gives log lines when asked."""
-
-    @property
-    def stats(self) -> TailStats: ...
-
-    def poll(self) -> Iterator[Chunk]:
-        """Read what is there now, chunk by chunk; the file may change between two chunks."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Lines:
-    """Cuts a stream of bytes into whole lines, in bounded memory."""
-
-    __slots__ = ("dropped", "held", "skipping")
-
-    def __init__(self) -> None:
-        self.held = b""  # the last line, as long as it has no newline
-        self.skipping = False  # up to the next newline: that line has been given
-        self.dropped = 0
-
-    def feed(self, data: bytes) -> bytes:
-        """The lines that *data* (at most 64 KiB) completes, each with its newline."""
-        if self.skipping:
-            end = data.find(b"\n")
-            self.dropped += len(data) if end < 0 else end
-            if end < 0:
-                return b""
-            self.skipping = False
-            data = data[end + 1 :]
-        if b"\0" in data:  # a writer that kept its offset over a truncation leaves a hole before its line
-            data = re.sub(rb"\n\0+", b"\n", data if self.held else data.lstrip(b"\0"))
-        end = data.rfind(b"\n") + 1
-        if self.held and len(self.held) + (data.find(b"\n") if end else len(data)) > LINE_LIMIT_BYTES:
-            head = self.held[:HEAD_BYTES]
-            self.dropped += len(self.held) - HEAD_BYTES
-            self.held, self.skipping = b"", True
-            return head + b"\n" + self.feed(data)
-        if not end:
-            self.held += data
-            return b""
-        lines = self.held + data[:end]
-        self.held = data[end:]
-        return lines
-
-    def flush(self) -> bytes:
-        """The last line without waiting for its newline; what still arrives of it will be dropped."""
-        line, self.held, self.skipping = self.held + b"\n", b"", True
-        return line
 
 
 class _File:
@@ -258,7 +157,7 @@ class Tailer:
             try:
                 yield from self._drain(file)
             except OSError as error:
-                reason = _reason(error)
+                reason = reason_of(error)
             if not left:
                 break
             if file.lines.held:
@@ -281,7 +180,7 @@ class Tailer:
         try:
             found = self._path.stat()
         except OSError as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             if reason == "missing":
                 self._begin(None)
                 if self.missing_since is None:
@@ -299,7 +198,7 @@ class Tailer:
         try:
             self._open(self._path)
         except OSError as error:
-            return _reason(error)
+            return reason_of(error)
         return ""
 
     def _begin(self, found: os.stat_result | None) -> None:
@@ -321,7 +220,7 @@ class Tailer:
         """Queue the file under whatever name it has in the directory now, unless it was rewritten."""
         with suppress(OSError):
             for sibling in self._path.parent.iterdir():
-                found = _regular(sibling)
+                found = regular(sibling)
                 if found and _identity(found) == identity and self._known[identity]:
                     self._open(sibling, rewritten=False)
 
@@ -393,7 +292,7 @@ class Tailer:
     def _give(self, file: _File, lines: bytes) -> Chunk:
         history = file.offset <= file.history_end
         if not history:
-            _count(self.stats, lines, self._wall())
+            count(self.stats, lines, self._wall())
         return Chunk(lines, history)
 
     def _save(self, *, at_once: bool = False) -> None:
@@ -422,141 +321,11 @@ class Tailer:
         self.stats.readable, self.stats.reason = not reason, reason
 
 
-class LogFiles:
-    """Follows a path, or every regular file a glob pattern matches.
-
-    A pattern is looked up once a second.  Its files may be rotated into each other's names; a file
-    read under one name is not read again under another.  The copies that copytruncate makes must
-    not match, for a copy is a new file.  A match that has been gone for a minute is forgotten.
-    """
-
-    def __init__(
-        self,
-        pattern: str | Path,
-        *,
-        checkpoint: Checkpoint | None,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        from_start: bool = False,
-        opener: Callable[[Path], int] = open_to_read,
-    ) -> None:
-        self._pattern = os.fspath(pattern)
-        self._checkpoint = checkpoint
-        self._clock = clock
-        self._from_start = from_start
-        self._known: dict[Identity, Place | None] = {}
-        self._follow = partial(Tailer, checkpoint=checkpoint, clock=clock, wall=wall, opener=opener, known=self._known)
-        self._tailers: dict[Path, Tailer] = {}
-        self._forgotten = TailStats()
-        self._scanned_at: float | None = None
-        self._is_glob = glob.has_magic(self._pattern) and not os.path.lexists(pattern)
-        if not self._is_glob:
-            self._tailers[Path(pattern)] = self._follow(Path(pattern), from_start=from_start)
-
-    @property
-    def stats(self) -> TailStats:
-        """All files together. Readable if there is a match and every match that is still there is."""
-        each = [tailer.stats for tailer in self._tailers.values()]
-        if not self._is_glob:
-            return each[0]
-        total = TailStats()
-        for stats in (self._forgotten, *each):
-            total.add(stats)
-        total.reason = next((s.reason for s in each if s.reason not in ("", "missing")), "")
-        if all(s.reason == "missing" for s in each):
-            total.reason = "missing"
-        total.readable = not total.reason
-        return total
-
-    def poll(self) -> Iterator[Chunk]:
-        if self._is_glob and (self._scanned_at is None or self._clock() - self._scanned_at >= SCAN_SECONDS):
-            self._scan()
-        for tailer in list(self._tailers.values()):
-            yield from tailer.poll()
-
-    def close(self) -> None:
-        for tailer in self._tailers.values():
-            tailer.close()
-
-    def _scan(self) -> None:
-        now = self._clock()
-        live = self._from_start or self._scanned_at is not None
-        # Unlike Path.glob this passes over directories that vanish or may not be listed.
-        matches = map(Path, sorted(glob.glob(self._pattern, recursive=True)))  # noqa: PTH207
-        new = [path for path in matches if path not in self._tailers and path.suffix not in COMPRESSED]
-        if self._scanned_at is None and self._checkpoint:
-            # All, before any file is opened: a file may have another's name by now.
-            self._known.update({place.identity: place for place in self._checkpoint.load_all()})
-        self._scanned_at = now
-        for path in filter(_regular, new):
-            self._tailers[path] = self._follow(path, from_start=live)
-            self._tailers[path].look()
-        for path, tailer in list(self._tailers.items()):
-            if tailer.missing_since is not None and now - tailer.missing_since >= FORGET_SECONDS:
-                tailer.close()
-                self._forgotten.add(tailer.stats)
-                del self._tailers[path]
-
-
-class StandardInput:
-    """Reads a descriptor that somebody else owns, a pipe above all, without ever waiting.
-
-    Its flags are left alone: another process may share them.  Everything is live.  ``missing``
-    means that the other end was closed.
-    """
-
-    def __init__(self, *, clock: Callable[[], float], wall: Callable[[], float], fd: int = 0) -> None:
-        self.stats = TailStats()
-        self._fd = fd
-        self._clock = clock
-        self._wall = wall
-        self._lines = Lines()
-        self._grown_at = 0.0
-        self._ready = select.poll()
-        self._ready.register(fd, select.POLLIN)
-
-    def poll(self) -> Iterator[Chunk]:
-        reason = ""
-        while ready := self._ready.poll(0):
-            if not ready[0][1] & select.POLLIN:
-                reason = "missing"
-                break
-            try:
-                data = os.read(self._fd, CHUNK_BYTES)
-            except BlockingIOError:  # somebody else took it
-                break
-            except OSError as error:
-                reason = _reason(error)
-                break
-            if not data:
-                break
-            self._grown_at = self._clock()
-            if lines := self._lines.feed(data):
-                yield self._give(lines)
-        if self._lines.held and self._clock() - self._grown_at >= FLUSH_SECONDS:
-            yield self._give(self._lines.flush())
-        self.stats.dropped_bytes = self._lines.dropped
-        self.stats.readable, self.stats.reason = not reason, reason
-
-    def close(self) -> None:
-        """Nothing to release: the descriptor stays open."""
-
-    def _give(self, lines: bytes) -> Chunk:
-        _count(self.stats, lines, self._wall())
-        return Chunk(lines, history=False)
-
-
-def _count(stats: TailStats, lines: bytes, at: float) -> None:
-    stats.lines += lines.count(b"\n")
-    stats.bytes += len(lines)
-    stats.last_line_at = at
-
-
 def _identity(found: os.stat_result) -> Identity:
     return found.st_dev, found.st_ino
 
 
-def _regular(path: Path) -> os.stat_result | None:
+def regular(path: Path) -> os.stat_result | None:
     """The state of *path* if it is a regular file."""
     with suppress(OSError):
         found = path.stat()
@@ -566,9 +335,3 @@ def _regular(path: Path) -> os.stat_result | None:
 
 def _last(data: bytes) -> bytes:
     return data[-TAIL_BYTES:]
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return "permission"
-    return "missing" if isinstance(error, FileNotFoundError | NotADirectoryError) else "io_error"

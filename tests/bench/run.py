@@ -25,9 +25,9 @@ from exporter import catalog
 from exporter.collector import StoreCollector
 from exporter.engines import profile as profiles
 from exporter.lifecycle import Lifecycle
+from exporter.sources.files import LogFiles
 from exporter.sources.lines import Lines
 from exporter.sources.page import PageReader
-from exporter.sources.tail import LogFiles
 from exporter.store import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

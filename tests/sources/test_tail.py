@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from exporter.sources.checkpoint import Checkpoint
-from exporter.sources.tail import Chunk, LineSource, LogFiles, StandardInput, Tailer, open_to_read
+from exporter.sources.chunks import Chunk, LineSource
+from exporter.sources.files import LogFiles
+from exporter.sources.stdin import StandardInput
+from exporter.sources.tail import Tailer, open_to_read
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -25,7 +25,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from exporter.sources.checkpoint import Checkpoint
-from exporter.sources.tail import FLUSH_SECONDS, REMEMBERED_FILES, LineSource, LogFiles, Tailer, open_to_read
+from exporter.sources.chunks import FLUSH_SECONDS, LineSource
+from exporter.sources.files import LogFiles
+from exporter.sources.tail import REMEMBERED_FILES, Tailer, open_to_read
 
 HISTORIES = int(os.environ.get("STOPLINE_HISTORIES", "2000"))
 LENGTHS = (1, 3, 20, 63, 64, 65, 150, 400)

@@ -26,11 +26,12 @@ from exporter.lifecycle import Lifecycle
 from exporter.sources import scrape
 from exporter.sources.checkpoint import Checkpoint
 from exporter.sources.chunks import LineSource
+from exporter.sources.fetch import Access, Server
 from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
-from exporter.sources.scrape import Access, ScrapeSource
+from exporter.sources.scrape import ScrapeSource
 from exporter.sources.stdin import StandardInput
 from exporter.store import Store
 from exporter.strictyaml import ConfigError
@@ -188,19 +189,18 @@ class Sidecar:
 
     def _build_scrape(self, session: aiohttp.ClientSession) -> ScrapeSource:
         config = self.config.scrape
+        access = Access(
+            timeout=config.deadline,
+            max_bytes=config.max_bytes,
+            token_file=config.bearer_token_file,
+            user=config.username,
+            password_file=config.password_file,
+        )
         return ScrapeSource(
-            self.config.engine.url,
+            Server(self.config.engine.url.rstrip("/"), session, access),
             self._profile,
             self.store,
             self.lifecycle,
-            session=session,
-            access=Access(
-                timeout=config.deadline,
-                max_bytes=config.max_bytes,
-                token_file=config.bearer_token_file,
-                user=config.username,
-                password_file=config.password_file,
-            ),
             tick=_ticker(config.interval),
             clock=self._clock,
             recognised=self._recognised,

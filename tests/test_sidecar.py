@@ -6,12 +6,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from realengine import free_port, get, until
 
 from exporter import catalog
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig, WebConfig
@@ -22,12 +22,6 @@ LOCAL = WebConfig(listen_address="127.0.0.1:0")
 NO_GPU = GpuConfig(devices="none")
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def assert_free(port: int) -> None:
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections may still be in TIME_WAIT
@@ -36,20 +30,11 @@ def assert_free(port: int) -> None:
 
 
 def fetch(port: int, path: str = "/metrics") -> str:
-    return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).read().decode()
+    return get(f"http://127.0.0.1:{port}{path}")
 
 
-def until(condition, seconds: float = 10.0):
-    """The first true value of *condition*, tried again and again; errors of a server not there yet are none."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            if value := condition():
-                return value
-        except OSError:
-            pass
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.02)
+def eventually(condition):
+    return until(condition, 10, "what the test waits for")
 
 
 class Process:
@@ -63,7 +48,7 @@ class Process:
         )
 
     def __enter__(self) -> "Process":
-        until(lambda: fetch(self.port, "/-/healthy"))
+        eventually(lambda: fetch(self.port, "/-/healthy"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,11 +139,11 @@ def test_a_line_is_on_the_page_within_half_a_second(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.touch()
     with Process("--log", str(log), "--gpus", "none") as run:
-        until(lambda: "stopline_log_lines_total" in fetch(run.port))
+        eventually(lambda: "stopline_log_lines_total" in fetch(run.port))
         with log.open("a") as out:
             out.write(SEED)
         began = time.monotonic()
-        until(lambda: 'stopline_requests_total{model="",outcome="ok"} 1.0' in fetch(run.port))
+        eventually(lambda: 'stopline_requests_total{model="",outcome="ok"} 1.0' in fetch(run.port))
         took = time.monotonic() - began
         assert run.end()[0] == 0
     assert took < 2.0  # half a second is the promise; a shared machine gets some slack
@@ -170,7 +155,7 @@ def test_sigterm_ends_it_in_time_though_the_engine_hangs(tmp_path: Path) -> None
         hanging.listen()
         url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
         with Process("--engine-url", url) as run:
-            until(lambda: 'reason="timeout",source="metrics"' in fetch(run.port))
+            eventually(lambda: 'reason="timeout",source="metrics"' in fetch(run.port))
             began = time.monotonic()
             code, errors = run.end()
     assert (code, "Traceback" in errors) == (0, False)
@@ -213,15 +198,15 @@ def test_what_was_written_while_it_was_down_is_counted_once(tmp_path: Path) -> N
     arguments = ("--log", str(log), "--state-dir", str(state), "--gpus", "none")
     counted = 'stopline_requests_total{{model="",outcome="ok"}} {:.1f}'
     with Process(*arguments) as run:
-        until(lambda: "stopline_log_lines_total" in fetch(run.port))
+        eventually(lambda: "stopline_log_lines_total" in fetch(run.port))
         with log.open("a") as out:
             out.write(SEED)
-        until(lambda: counted.format(1) in fetch(run.port))
+        eventually(lambda: counted.format(1) in fetch(run.port))
         run.end()
     with log.open("a") as out:
         out.write(SEED)
     with Process(*arguments) as run:
-        until(lambda: counted.format(1) in fetch(run.port))
+        eventually(lambda: counted.format(1) in fetch(run.port))
         run.end()
 
 
@@ -230,21 +215,21 @@ def test_a_reload_keeps_the_counters_and_a_bad_edit_keeps_the_settings(tmp_path:
     log.touch()
     settings.write_text(f"log:\n  paths: ['{log}']\nthresholds:\n  latency_ratio: 3\n")
     with Process("-c", str(settings), "--gpus", "none") as run:
-        until(lambda: 'stopline_threshold{line="latency_ratio"} 3.0' in fetch(run.port))
+        eventually(lambda: 'stopline_threshold{line="latency_ratio"} 3.0' in fetch(run.port))
         with log.open("a") as out:
             out.write(SEED)
-        until(lambda: 'outcome="ok"} 1.0' in fetch(run.port))
+        eventually(lambda: 'outcome="ok"} 1.0' in fetch(run.port))
         settings.write_text("log:\n  paths: [\nthresholds: 5\n")
         run.process.send_signal(signal.SIGHUP)
-        page = until(lambda: (p := fetch(run.port)) and "last_reload_successful 0.0" in p and p)
+        page = eventually(lambda: (p := fetch(run.port)) and "last_reload_successful 0.0" in p and p)
         assert 'stopline_threshold{line="latency_ratio"} 3.0' in page
         good = f"log:\n  paths: ['{log}']\n  fields:\n    t_ms: {{signal: request_latency_seconds, unit: ms}}\n"
         settings.write_text(good + "thresholds:\n  latency_ratio: 4\n")
         run.process.send_signal(signal.SIGHUP)
-        page = until(lambda: (p := fetch(run.port)) and "last_reload_successful 1.0" in p and p)
+        page = eventually(lambda: (p := fetch(run.port)) and "last_reload_successful 1.0" in p and p)
         assert 'stopline_threshold{line="latency_ratio"} 4.0' in page
         with log.open("a") as out:
             out.write("t_ms=5\n")
-        until(lambda: 'stopline_request_latency_seconds_count{model="",source="log"} 2.0' in fetch(run.port))
+        eventually(lambda: 'stopline_request_latency_seconds_count{model="",source="log"} 2.0' in fetch(run.port))
         _, errors = run.end()
     assert "configuration not reloaded, the old one stays" in errors

@@ -1,15 +1,8 @@
 """The engine's metrics endpoint: polled, recognised, and turned into a reading and into increases."""
 
-import asyncio
-import base64
-import errno
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
-import aiohttp
 
 from exporter import catalog, refine
 from exporter.catalog import Family
@@ -17,76 +10,38 @@ from exporter.engines import profile as profiles
 from exporter.engines.profile import PageRule, Profile
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
+from exporter.sources.fetch import Server, Unreadable
 from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of
 from exporter.store import Store
 
 log = logging.getLogger(__name__)
 
 SOURCE = "metrics"
-_ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
 _LONGEST = 86400.0
 _HEALTH_EVERY = 5.0
-_NOBODY = "(is the server up, and is this its address?)"
-
-
-class Unreadable(Exception):
-    """One attempt failed in a way that is to be expected; *reason* is from a closed set."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason} {detail}".strip())
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How the endpoint is reached: deadline in seconds, cap of the answer in bytes, who we are."""
-
-    timeout: float = 0.9
-    max_bytes: int = 16 << 20
-    token_file: Path | None = None
-    user: str = ""
-    password_file: Path | None = None
-
-    def headers(self) -> dict[str, str]:
-        """Read anew at each request: tokens are rotated. Raises Unreadable."""
-        headers = {"Accept": _ACCEPT}
-        try:
-            if self.token_file is not None:
-                headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
-            elif self.password_file is not None:
-                password = self.password_file.read_text().strip()
-                credentials = base64.b64encode(f"{self.user}:{password}".encode()).decode()
-                headers["Authorization"] = f"Basic {credentials}"
-        except OSError as error:
-            raise Unreadable("credentials", f"{error.filename}: {error.strerror}") from None
-        return headers
 
 
 class ScrapeSource:
-    """Polls ``url`` + the profile's path every *tick*; at most one request is under way.
+    """Polls *server* at the profile's path every *tick*; at most one request is under way.
 
     *profile* None means: find out from the page. *recognised* is called once with what was found.
     """
 
     def __init__(
         self,
-        url: str,
+        server: Server,
         profile: Profile | None,
         store: Store,
         lifecycle: Lifecycle,
         *,
-        session: aiohttp.ClientSession,
-        access: Access,
         tick: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
         recognised: Callable[[Profile], None] = lambda _: None,
         model: str = "",
     ) -> None:
-        self._url = url.rstrip("/")
+        self._server = server
         self._store = store
         self._lifecycle = lifecycle
-        self._session = session
-        self._access = access
         self._tick = tick
         self._clock = clock
         self._recognised = recognised
@@ -148,7 +103,7 @@ class ScrapeSource:
 
     async def _page(self) -> Page:
         path = self._profile.metrics_path if self._profile else "/metrics"
-        text, openmetrics = await self._get(path)
+        text, openmetrics = await self._server.get(path)
         if self._profile is None:
             self.use(self._find(text))
             self._recognised(self._in_use)
@@ -173,26 +128,6 @@ class ScrapeSource:
             raise RuntimeError("no profile in use")
         return self._profile
 
-    async def _get(self, path: str) -> tuple[str, bool]:
-        """The body as text and whether it is OpenMetrics. Raises Unreadable."""
-        timeout = aiohttp.ClientTimeout(total=self._access.timeout)
-        headers = self._access.headers()
-        try:
-            async with self._session.get(self._url + path, headers=headers, timeout=timeout) as response:
-                if response.status != 200:
-                    raise Unreadable(f"http_{response.status}", path)
-                body = await _capped(response.content, self._access.max_bytes)
-                return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
-        except TimeoutError:
-            raise Unreadable("timeout", f"no answer in {self._access.timeout:g} s") from None
-        except aiohttp.ClientSSLError as error:
-            raise Unreadable("tls", str(error)) from None
-        except aiohttp.ClientConnectorError as error:
-            refused = error.os_error.errno == errno.ECONNREFUSED
-            raise Unreadable("refused" if refused else "unreachable", f"{error} {_NOBODY}") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unreadable("broken", str(error) or type(error).__name__) from None
-
     async def _health(self) -> bool | None:
         """What /health says, asked now and then only: some engines write a line for each question."""
         path = self._in_use.health_path
@@ -200,7 +135,7 @@ class ScrapeSource:
             return None
         self._health_at = self._clock()
         try:
-            await self._get(path)
+            await self._server.get(path)
         except Unreadable as error:
             if error.reason.startswith("http_5"):
                 raise Unreadable("unhealthy", f"{path} answers {error.reason[5:]}") from None
@@ -215,7 +150,7 @@ class ScrapeSource:
         models = self._models(page)
         if increases.restarted:
             self._owed.clear()
-            log.info("engine restarted: url=%s", self._url)
+            log.info("engine restarted: url=%s", self._server.url)
             self._store.claims.reset()
             self._store.keep_models(models)
         self._longest = _LONGEST
@@ -335,19 +270,9 @@ class ScrapeSource:
         if reason != self._state:
             self._state = reason
             if reason:
-                log.warning("engine not readable: url=%s reason=%s detail=%r", self._url, reason, detail)
+                log.warning("engine not readable: url=%s reason=%s detail=%r", self._server.url, reason, detail)
             else:
-                log.info("engine readable: url=%s", self._url)
-
-
-async def _capped(content: aiohttp.StreamReader, limit: int) -> bytes:
-    body = bytearray()
-    async for piece in content.iter_chunked(1 << 16):
-        body += piece
-        if len(body) > limit:
-            raise Unreadable("too_large", f"more than {limit} bytes")
-        await asyncio.sleep(0)
-    return bytes(body)
+                log.info("engine readable: url=%s", self._server.url)
 
 
 def _fits(native: dict[str, str], rule: PageRule) -> bool:

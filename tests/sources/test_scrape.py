@@ -14,7 +14,8 @@ from harness import Clock
 from exporter import catalog
 from exporter.engines import profile as profiles
 from exporter.lifecycle import Lifecycle
-from exporter.sources.scrape import Access, ScrapeSource
+from exporter.sources.fetch import Access, Server, Unreadable
+from exporter.sources.scrape import ScrapeSource
 from exporter.store import Store
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -34,10 +35,8 @@ class Rig:
         self.store = Store(clock=self.clock, wall=lambda: 1_796_100_000.0 + self.clock.now)
         self.lifecycle = Lifecycle(has_page=True)
         profile = options.pop("profile", profiles.bundled("vllm"))
-        options.setdefault("access", Access(timeout=5.0))
-        self.source = ScrapeSource(
-            url, profile, self.store, self.lifecycle, session=session, tick=never, clock=self.clock, **options
-        )
+        server = Server(url.rstrip("/"), session, options.pop("access", Access(timeout=5.0)))
+        self.source = ScrapeSource(server, profile, self.store, self.lifecycle, tick=never, clock=self.clock, **options)
 
     async def once(self) -> "Rig":
         await self.source.once()
@@ -101,8 +100,6 @@ async def upstream():
 
 
 def test_credentials_that_cannot_be_read_are_a_reason(tmp_path: Path) -> None:
-    from exporter.sources.scrape import Unreadable
-
     with pytest.raises(Unreadable, match="credentials"):
         Access(token_file=tmp_path / "none").headers()
 

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import dataclasses
 import errno
 import logging
 import os
@@ -124,6 +125,46 @@ def demo(listen: str, engine_port: int, seed: int) -> None:
     config = settings.load(None, {"web": {"listen_address": listen}})
     set_up_logging(settings.LoggingConfig(level="warning"))
     _guard(lambda: asyncio.run(show(config, engine_port=engine_port, seed=seed)), config)
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--engine", help="Read as this engine's; else found out from each file.")
+@click.option("--totals", is_flag=True, help="Totals and unmatched shapes only, not each line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each line.")
+@click.option("--write-mapping", is_flag=True, help="Print settings drafted from the fields of an unknown log.")
+def explain(files: tuple[Path, ...], engine: str | None, totals: bool, as_json: bool, write_mapping: bool) -> None:
+    """Show what each line of a log, or each metric of a page, becomes, and why."""
+    from exporter import draft
+    from exporter import explain as explaining
+
+    if engine is not None and engine not in profiles.names():
+        fail((f"--engine must be one of {', '.join(profiles.names())}, got {engine!r}",))
+    for path in files:
+        text = explaining.read(path)
+        if write_mapping:
+            click.echo(draft.mapping(text) or f"# {path}: no field looks like a signal", nl=False)
+            continue
+        profile = profiles.bundled(engine or explaining.engine_of(text))
+        told = list((explaining.page if explaining.is_page(text) else explaining.log)(text, profile))
+        if as_json:
+            for item in told:
+                click.echo(msgspec.json.encode({"file": str(path)} | dataclasses.asdict(item)))
+            continue
+        click.echo(f"{path}: read as {profile.engine}")
+        if not totals:
+            for item in told:
+                click.echo(f"{item.number:6} {_printable(item.text)[:100]}")
+                click.echo(f"       -> {'; '.join(item.became) or item.why}")
+        became = sum(bool(item.became) for item in told)
+        click.echo(f"{path}: {became} of {len(told)} became something")
+        for shape, count in explaining.shapes(told).most_common(10):
+            click.echo(f"  unmatched {count:6} x {_printable(shape)}")
+
+
+def _printable(text: str) -> str:
+    """*text* without what could move the cursor of who reads it."""
+    return "".join(c if c.isprintable() else "·" for c in text)
 
 
 def _proved(config: settings.Config) -> Iterator[str]:

@@ -50,9 +50,9 @@ def told(store: Store, lines: Lines) -> dict[str, float]:
         families.setdefault(sample.family, {})[sample.labels] = sample.value
     for family, series in families.items():
         if not family.short.startswith("log_"):
-            out |= {_name(family, labels): value for labels, value in series.items()}
+            out |= {name_of(family, labels): value for labels, value in series.items()}
     for family, histograms in store.histograms.items():
-        out |= {_name(family, labels): buckets.sum for labels, buckets in histograms.items()}
+        out |= {name_of(family, labels): buckets.sum for labels, buckets in histograms.items()}
     return out
 
 
@@ -87,6 +87,7 @@ def with_patterns(profile: Profile, own: tuple[Pattern, ...]) -> Profile:
     return replace(profile, log=log)
 
 
-def _name(family: catalog.Family, labels: Labels) -> str:
-    pairs = [f"{k}={v}" for k, v in zip(family.labels, labels, strict=True) if k != "source"]
+def name_of(family: catalog.Family, labels: Labels) -> str:
+    """``family{label=value}``, without ``source``."""
+    pairs = [f"{k}={v}" for k, v in zip(family.labels, labels, strict=False) if k != "source"]
     return family.short + (f"{{{','.join(pairs)}}}" if pairs else "")

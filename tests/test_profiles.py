@@ -70,7 +70,11 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
         ("sglang", "sglang/0.5.23/startup.log"),
         ("llamacpp", "llamacpp/11434/startup.log"),
         ("llamacpp", "llamacpp/11434/xllamacpp-startup.log"),
-        ("", "llamacpp/11434/serving.log"),
+        ("llamacpp", "llamacpp/11434/serving.log"),
+        ("vllm", "vllm/0.32.0/serving.log"),
+        ("vllm", "vllm/0.32.0/errors/kill-worker-sigkill.log"),
+        ("sglang", "sglang/0.5.23/serving.log"),
+        ("", "vllm/0.32.0/errors/bad-flag.log"),
     ],
 )
 def test_an_engine_is_recognised_by_its_start_up_log(engine: str, capture: str) -> None:

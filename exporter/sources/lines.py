@@ -117,6 +117,11 @@ class Lines:
         self._errors.flush(self._now)
         self._effects.expire(self._profile.log.gauges_expire)
 
+    @property
+    def in_echo(self) -> bool:
+        """Whether the next line may still be a client's words."""
+        return self._echo is not None
+
     def samples(self) -> tuple[Sample, ...]:
         """Facts of the start and the gauges that recent lines told."""
         return self._effects.samples()

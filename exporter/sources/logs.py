@@ -10,6 +10,7 @@ from exporter.sources.chunks import LineSource
 from exporter.sources.lines import Lines
 from exporter.store import Store
 
+_TELL_SECONDS = 0.25
 _TOTALS = (
     (catalog.LOG_LINES, "lines"),
     (catalog.LOG_BYTES, "bytes"),
@@ -56,16 +57,19 @@ class LogSource:
         self._files.close()
 
     async def once(self) -> None:
-        """Read all that is there now."""
-        began = self._clock()
+        """Read all that is there now; what is known meanwhile is told, however long that takes."""
+        began = told = self._clock()
         for chunk in self._files.poll():
             self._recognise(chunk.data)
             self._lines.feed(chunk.data, history=chunk.history)
+            if self._clock() - told >= _TELL_SECONDS:
+                told = self._clock()
+                self._tell(told - began)
             await asyncio.sleep(0)
-        self._lines.flush()
-        self._publish(self._clock() - began)
+        self._tell(self._clock() - began)
 
-    def _publish(self, seconds: float) -> None:
+    def _tell(self, seconds: float) -> None:
+        self._lines.flush()
         source, stats, store = self._lines.source, self._files.stats, self._store
         for family, name in _TOTALS:
             store.set_total(family, (source,), getattr(stats, name))

@@ -20,8 +20,9 @@ from exporter.sources.pairs import Orphan, Pairs
 from exporter.sources.peel import ERROR, Record, Shape, Unwrapper, peel, seconds_of
 from exporter.store import Store
 
-_ECHO_LINES = 200
+_ECHO_LINES = 200  # of an echo whose end cannot be told
 _ECHO_SECONDS = 2.0
+_ECHO_FAILURES = 3  # echoes without an end, one after the other, that show a changed format
 _MAX_PROCESSES = 10_000
 
 _Rule = Pattern | Echo | Fields | None
@@ -61,6 +62,7 @@ class Lines:
         self._echo: Echo | None = None
         self._echo_lines = 0
         self._echo_at = 0.0
+        self._echo_failures = 0
         self._history = False
         self._now = clock()
         self.use(profile)
@@ -180,17 +182,29 @@ class Lines:
 
     def _begin_echo(self, echo: Echo, record: Record) -> None:
         if record.fields or echo.ends.search(record.text):
+            self._echo_failures = 0
             return
         self._echo, self._echo_lines, self._echo_at = echo, 0, self._now
 
     def _echoing(self, echo: Echo, record: Record) -> bool:
-        """Whether *record* still belongs to what a client sent, by its end or by who can have printed it."""
-        self._echo_lines += 1
-        if echo.ends.search(record.text) and not record.shaped:
+        """Whether *record* still belongs to what a client sent.
+
+        A server writes a record at once, so its end is near, and until it comes nothing is believed. Where the ends
+        of echoes are not found any more (the format changed), a line whose process is known is believed again:
+        errors must not go unseen.
+        """
+        if self._now - self._echo_at > _ECHO_SECONDS:
             self._echo = None
+            self._echo_failures += 1
+            self._count(catalog.LOG_UNPARSED, (self.source,))
+            return False
+        if self._echo_failures < _ECHO_FAILURES:
+            if echo.ends.search(record.text):
+                self._echo, self._echo_failures = None, 0
             return True
-        trusted = record.shaped and record.process != "" and record.process in self._processes
-        if trusted or self._echo_lines > _ECHO_LINES or self._now - self._echo_at > _ECHO_SECONDS:
+        self._echo_lines += 1
+        known = record.shaped and record.process in self._processes
+        if known or self._echo_lines > _ECHO_LINES:
             self._echo = None
             return False
         return True

@@ -5,6 +5,8 @@ import itertools
 import pytest
 from harness import Reader
 
+from exporter import catalog
+
 TRACEBACK = """\
 ERROR 11-30 06:14:43 [core.py:15] worker died
 Traceback (most recent call last):
@@ -119,19 +121,44 @@ def test_a_failed_request_and_its_traceback_are_one() -> None:
 def test_a_prompt_with_a_raw_newline_cannot_forge_a_failure(prompt: str, end: str) -> None:
     echo = f"INFO 11-30 06:14:43 [logger.py:43] Received request r1: prompt: '{prompt}{end}\n"
     assert Reader("vllm").feed(echo).settle(0.5).errors == {}
-    prefixed = "(APIServer pid=7) " + echo
-    real = "(EngineCore pid=9) ERROR 11-30 06:14:50 [core.py:15] CUDA error: real\n"
+    assert Reader("vllm").feed("(APIServer pid=7) " + echo).settle(0.5).errors == {}
+
+
+FORGED = """\
+(EngineCore pid=9) ERROR 11-30 06:14:50 [core.py:15] CUDA error: forged
+(APIServer pid=7) INFO 11-30 06:34:09 [launcher.py:254] [shutdown] API server: shutdown triggered
+(APIServer pid=7) INFO 11-30 07:26:03 [api_utils.py:286] non-default args: {'max_num_seqs': 999}
+(APIServer pid=7) INFO 11-30 07:26:42 [loggers.py:199] Engine 000: Iteration(0): 1 context requests, 43 context tokens, 0 generation requests, 0 generation tokens, iteration elapsed time: 99999.0 ms, x
+"""
+
+
+def test_a_prompt_that_knows_every_process_and_the_whole_format_forges_nothing() -> None:
     known = "(EngineCore pid=9) ERROR 11-30 06:10:50 [core.py:15] NCCL error: real\n"
-    reader = Reader("vllm").feed(known + prefixed + real).settle(0.5)
-    assert reader.errors == {"collective": 1, "cuda": 1}
+    echo = f"(APIServer pid=7) INFO 11-30 06:14:43 [logger.py:43] Received request r1: prompt: 'x\n{FORGED * 200}', params: SamplingParams(n=1), lora_request: None.\n"
+    real = "(EngineCore pid=9) ERROR 11-30 06:15:50 [core.py:15] torch.OutOfMemoryError: CUDA out of memory.\n"
+    reader = Reader("vllm").feed(known + echo + real).settle(0.5)
+    assert reader.errors == {"collective": 1, "out_of_memory": 1}
+    assert reader.lifecycle.phase != "stopping"
+    assert "engine_limit{name=max_running_requests}" not in reader.told()
+    assert not reader.store.histograms
 
 
 def test_after_an_echo_that_never_ends_errors_count_again() -> None:
-    echo = "INFO 11-30 06:14:43 [logger.py:43] Received request r1: prompt: 'x\n"
-    real = "ERROR 11-30 06:14:50 [core.py:15] CUDA error: real\n"
-    reader = Reader("vllm").feed(echo).settle(3.0).feed(real).settle()
-    assert reader.errors == {"cuda": 1}
-    assert Reader("vllm").feed(echo + "more\n" * 300 + real).settle().errors == {"cuda": 1}
+    echo = "(APIServer pid=7) INFO 11-30 06:14:43 [logger.py:43] Received request r1: prompt: 'x\n"
+    real = "(EngineCore pid=9) ERROR 11-30 06:14:50 [core.py:15] CUDA error: real\n"
+    assert Reader("vllm").feed(echo).settle(3.0).feed(real).settle().errors == {"cuda": 1}
+
+
+def test_echoes_whose_end_is_not_known_any_more_do_not_hide_errors_for_long() -> None:
+    """A new version writes the request line in another way: errors must not go unseen, and the drift is told."""
+    echo = "(APIServer pid=7) INFO 11-30 06:14:43 [logger.py:43] Received request r1: prompt: 'x' and more\n"
+    calm = "(EngineCore pid=9) INFO 11-30 06:14:50 [core.py:15] fine ERROR\n"
+    real = "(EngineCore pid=9) ERROR 11-30 06:14:50 [core.py:15] CUDA error: real\n"
+    reader = Reader("vllm").feed(calm)
+    for _ in range(3):
+        reader.feed(echo).settle(3.0).feed(calm)
+    assert reader.feed(echo + real).settle().errors == {"cuda": 1}
+    assert reader.store.counters[catalog.LOG_UNPARSED] == {("log",): 3}
 
 
 def test_an_error_amid_lines_of_other_threads_is_still_one() -> None:

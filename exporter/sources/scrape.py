@@ -151,7 +151,6 @@ class ScrapeSource:
         if increases.restarted:
             self._owed.clear()
             log.info("engine restarted: url=%s", self._server.url)
-            self._store.claims.reset()
             self._store.keep_models(models)
         self._longest = _LONGEST
         if page.started_at is not None:

@@ -240,6 +240,15 @@ async def test_a_restart_of_the_engine_never_takes_anything_away(session, upstre
     assert seen == sorted(seen)
 
 
+async def test_a_restart_seen_on_the_page_takes_no_signal_from_the_log(session, upstream) -> None:
+    """The log told the same requests already; its own start line is what opens the question anew."""
+    rig = await Rig(session, upstream.url).once()
+    rig.store.observe(catalog.FIRST_TOKEN, ("tiny",), 0.1, origin="log")
+    upstream.page = QUEUEING.replace("seconds 1.7960", "seconds 1.7961")
+    await rig.once()
+    assert rig.store.histograms[catalog.FIRST_TOKEN]["tiny", "metrics"].cumulative()[-1] == 0
+
+
 async def test_another_model_after_a_restart_leaves_nothing_of_the_first(session, upstream) -> None:
     rig = await Rig(session, upstream.url).once()
     upstream.page = QUEUEING.replace('"tiny"', '"big"').replace("seconds 1.7960", "seconds 1.7961")

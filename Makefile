@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: run test test-engine lint format bench packages clean
 
 run: $(INSTALLED)
-	$(BIN)/stopline demo
+	$(BIN)/stopline demo $(ARGS)
 
 test: packages lint
 	$(BIN)/coverage erase

@@ -104,7 +104,7 @@ def check(path: Path | None) -> None:
         for engine in profiles.names():
             profiles.bundled(engine)
         profiles.shared()
-        if problems := tuple(f"{path}: {problem}" for problem in _proved(config)):
+        if problems := tuple(_proved(config, path)):
             raise ConfigError(problems)
     except ConfigError as error:
         fail(error.problems)
@@ -167,15 +167,16 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "·" for c in text)
 
 
-def _proved(config: settings.Config) -> Iterator[str]:
+def _proved(config: settings.Config, path: Path | None) -> Iterator[str]:
     """What the samples show to be wrong in what the user wrote: a profile, and patterns of the settings."""
     from exporter import verify
 
     profile = config.profile() or profiles.bundled(profiles.GENERIC)
     if config.engine.profile is not None:
-        yield from verify.patterns(profile)
-        yield from verify.errors(profile, profile.log.errors.samples)
-    yield from verify.patterns(verify.with_patterns(profile, config.log.patterns), config.log.patterns)
+        wrong = (*verify.patterns(profile), *verify.errors(profile, profile.log.errors.samples))
+        yield from (f"{config.engine.profile}: {problem}" for problem in wrong)
+    wrong = tuple(verify.patterns(verify.with_patterns(profile, config.log.patterns), config.log.patterns))
+    yield from (f"{path}: {problem}" for problem in wrong)
 
 
 def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:

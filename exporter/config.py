@@ -33,6 +33,8 @@ class EngineConfig:
             raise ValueError(f"name must be auto or one of {', '.join(profiles.names())}, got {self.name!r}")
         if self.url and not re.match(r"https?://[^/\s]+", self.url):
             raise ValueError(f"url must start with http:// or https:// and name a host, got {self.url!r}")
+        if self.url.rstrip("/").endswith("/metrics"):
+            raise ValueError(f"url must be the server's base address, without /metrics, got {self.url!r}")
         if self.profile is not None and self.name != "auto":
             raise ValueError("profile excludes name: a profile names its engine itself")
 
@@ -240,6 +242,8 @@ class Config:
     def profile(self) -> Profile | None:
         """The profile that is asked for; None means find out. Raises ConfigError for a profile file."""
         if self.engine.profile is not None:
+            if not self.engine.profile.is_file():
+                raise ConfigError([f"engine.profile: {self.engine.profile}: no such file"])
             return profiles.load(self.engine.profile)
         return None if self.engine.name == "auto" else profiles.bundled(self.engine.name)
 
@@ -265,6 +269,8 @@ def load(path: Path | None, overrides: dict[str, dict[str, Any]] | None = None) 
     Raises ConfigError with every problem, each as file:line: key: problem.
     """
     config = strictyaml.load(path, Config) if path is not None else Config()
+    if path is not None and config.engine.profile is not None:  # a relative path is beside the settings
+        config = replace(config, engine=replace(config.engine, profile=path.parent / config.engine.profile))
     problems = []
     for section, values in (overrides or {}).items():
         try:

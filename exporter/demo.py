@@ -40,7 +40,7 @@ class Act:
 
 
 def _leak(simulation: Simulation) -> None:
-    simulation.engine.leak(4e8)
+    simulation.engine.leak(2.8e8)
 
 
 def _fail(simulation: Simulation) -> None:
@@ -58,10 +58,10 @@ ACTS = (
     Act(50, "160 clients for 64 places: the queue grows, the step stays", 160),
     Act(85, "4 clients: calm again", 4),
     Act(100, "memory leaks on every GPU", 4, _leak),
-    Act(120, "a worker runs out of memory and the engine dies", 4, _fail),
-    Act(130, "the engine is started again", 4, _restart),
+    Act(130, "a worker runs out of memory and the engine dies", 4, _fail),
+    Act(140, "the engine is started again", 4, _restart),
 )
-_AGAIN = 160.0
+_AGAIN = 170.0
 
 
 class SimulatedGpus:
@@ -70,16 +70,20 @@ class SimulatedGpus:
     def __init__(self, simulation: Simulation, sidecar: Sidecar) -> None:
         self._simulation = simulation
         self._store = sidecar.store
+        self._used: deque[float] = deque(maxlen=60)  # a minute of it, as many as NVML's peak covers
 
     async def run(self) -> None:
         total = float(self._simulation.engine.config.gpu_memory_bytes)
         while True:
             samples = []
+            self._used.append(float(max(self._simulation.gpu_memory_used_bytes)))
             for index, used in enumerate(self._simulation.gpu_memory_used_bytes):
                 labels = (str(index), f"GPU-simulated-{index}")
                 samples += [
                     gauge(catalog.GPU_TOTAL, total, *labels),
                     gauge(catalog.GPU_USED, used, *labels),
+                    gauge(catalog.GPU_PEAK, max(self._used), *labels),
+                    gauge(catalog.GPU_INFO, 1.0, *labels, "simulated H20", "", ""),
                     gauge(catalog.GPU_HEADROOM, max(0.0, total - used), *labels),
                     gauge(catalog.GPU_UP, 1.0, *labels),
                 ]

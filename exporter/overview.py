@@ -35,6 +35,7 @@ def rows(store: Store, lifecycle: Lifecycle) -> Iterator[tuple[str, str]]:
     """Name and value of what is known now; what is unknown says so."""
     gauges = store.gauges(up=lifecycle.up)
     yield "Engine", f"{lifecycle.engine or 'not recognised yet'} {lifecycle.info.get('version', '')}".strip()
+    yield "Model", lifecycle.info.get("model", "unknown")
     yield "Phase", f"{lifecycle.phase}, {'up' if lifecycle.up else 'down'}"
     for name, family in (("Running", catalog.RUNNING), ("Waiting", catalog.WAITING)):
         series = gauges.get(family)
@@ -60,4 +61,4 @@ def rows(store: Store, lifecycle: Lifecycle) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+    return f"{value * 1000:.1f}\u00a0ms" if value < 1 else f"{value:.2f}\u00a0s"  # never apart at the end of a line

@@ -161,11 +161,22 @@ class _Reader:
         return None
 
     def _about(self, node: yaml.Node, key: str, text: str) -> None:
-        """Note what a type says of its values; a text that begins with a key's name stands at that key."""
-        for name, key_node, _ in self._pairs(node, key):
+        """Note what a type says of its values; a text that begins with a key's name stands at that key.
+
+        ``key: text`` and ``key.inner: text`` lead further in.
+        """
+        inner, colon, rest = text.partition(": ")
+        for name, key_node, value_node in self._pairs(node, key) if isinstance(node, yaml.MappingNode) else ():
+            path = f"{key}.{name}" if key else name
+            if colon and inner.startswith(f"{name}."):
+                self._about(value_node, path, f"{inner.removeprefix(name + '.')}: {rest}")
+                return
+            if colon and inner == name:
+                self.problem(key_node, path, rest)
+                return
             if text.startswith(f"{name} "):
-                node, key, text = key_node, f"{key}.{name}" if key else name, text.removeprefix(f"{name} ")
-                break
+                self.problem(key_node, path, text.removeprefix(f"{name} "))
+                return
         self.problem(node, key, text)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from exporter import catalog
-from exporter.engines.profile import ErrorSample, LogRules, Pattern, Profile
+from exporter.engines.profile import ErrorSample, LogRules, Pattern, Profile, shared
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels
 from exporter.sources.lines import Lines
@@ -74,10 +74,13 @@ def patterns(profile: Profile, chosen: Iterable[Pattern] | None = None) -> Itera
 
 def errors(profile: Profile, samples: Iterable[ErrorSample]) -> Iterator[str]:
     """What is wrong with the counting of errors in *samples* by *profile*."""
+    gates = (*profile.log.errors.gates, *shared().gates)
     for sample in samples:
         counted = Trial(profile).feed(sample.lines).errors()
         if counted != dict.fromkeys(sample.kinds, 1):
             wanted = ", ".join(sample.kinds) or "no error"
+            if not counted and not any(gate in sample.lines for gate in gates):
+                wanted += " (no line holds one of log.errors.gates, so none is looked at)"
             yield f"errors: {sample.lines!r} counts {counted or 'no error'}, not {wanted}"
 
 

@@ -58,7 +58,7 @@ def test_check_reads_a_profile_of_your_own(tmp_path: Path) -> None:
     result = invoke("check", "-c", str(path))
     assert result.exit_code == 2
     assert result.stderr == (
-        f"{profile}:1: metrics.requests_runing: no family 'requests_runing' in the catalog "
+        f"{profile}:3: metrics.requests_runing: no family 'requests_runing' in the catalog "
         "(did you mean 'requests_running'?)\n"
     )
 
@@ -85,12 +85,34 @@ log:
     result = invoke("check", "-c", str(path))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines() == [
-        f"{path}: pattern wait: 'waited 12 ms' gives {{'request_queue_wait_seconds{{model=}}': 0.012}}, "
+        f"{profile}: pattern wait: 'waited 12 ms' gives {{'request_queue_wait_seconds{{model=}}': 0.012}}, "
         "not request_queue_wait_seconds{model=}: 0.013",
-        f"{path}: pattern wait: does not match its sample 'waits 12 ms'",
-        f"{path}: pattern wait: matches what it should reject, 'waited 12 ms for nothing'",
-        f"{path}: errors: 'lost the card' counts {{'other': 1}}, not cuda",
+        f"{profile}: pattern wait: does not match its sample 'waits 12 ms'",
+        f"{profile}: pattern wait: matches what it should reject, 'waited 12 ms for nothing'",
+        f"{profile}: errors: 'lost the card' counts {{'other': 1}}, not cuda",
     ]
+
+
+def test_a_profile_is_looked_for_beside_the_settings(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "stopline.yml"
+    path.write_text("engine: {profile: mine.yaml}\n")
+    monkeypatch.chdir("/")
+    result = invoke("check", "-c", str(path))
+    assert (result.exit_code, result.stderr) == (2, f"engine.profile: {tmp_path / 'mine.yaml'}: no such file\n")
+    (tmp_path / "mine.yaml").write_text("engine: mine\n")
+    assert invoke("check", "-c", str(path)).exit_code == 0
+
+
+def test_a_sample_that_is_never_looked_at_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "stopline.yml"
+    path.write_text("engine: {profile: mine.yaml}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "engine: mine\nlog: {errors: {samples: [{lines: 'it stuck', kinds: [hang]}]}}\n"
+    )
+    assert invoke("check", "-c", str(path)).stderr == (
+        f"{tmp_path / 'mine.yaml'}: errors: 'it stuck' counts no error, not hang "
+        "(no line holds one of log.errors.gates, so none is looked at)\n"
+    )
 
 
 @pytest.fixture

@@ -81,6 +81,9 @@ EXPECTED: dict[str, list[str]] = {
     "unknown-section": [
         "unknown-section.yml:1: treshold: unknown key (did you mean 'thresholds'?)",
     ],
+    "url-of-the-page": [
+        "url-of-the-page.yml:2: engine.url: must be the server's base address, without /metrics, got 'http://127.0.0.1:8000/metrics'",
+    ],
     "wrong-type": [
         "wrong-type.yml:2: thresholds.latency_ratio: expected a number, got 'twice'",
         "wrong-type.yml:4: scrape.max_bytes: expected a size such as 4096, 64KiB or 1GiB, got 'many'",

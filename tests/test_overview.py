@@ -60,7 +60,7 @@ def test_what_is_unknown_says_so_and_what_is_known_is_told() -> None:
     assert told["Phase"] == "serving, up"
     assert told["Running requests"] == "7"
     assert told["KV cache in use"] == "75.0%"
-    assert told["Queue wait, since start"].endswith(" ms · 1 seen")
+    assert told["Queue wait, since start"].endswith("\u00a0ms · 1 seen")
     assert told["Request latency, since start"].startswith("P50 1")
     assert told["Errors"] == "cuda 1"
     assert told["GPU 0 headroom"] == "3.0 GiB"

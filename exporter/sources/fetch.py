@@ -60,7 +60,7 @@ class Server:
         try:
             async with self.session.get(self.url + path, headers=headers, timeout=timeout) as response:
                 if response.status != 200:
-                    raise Unreadable(f"http_{response.status}", path)
+                    raise Unreadable(f"http_{response.status}", self.url + path)
                 body = await _capped(response.content, self.access.max_bytes)
                 return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
         except TimeoutError:

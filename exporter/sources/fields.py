@@ -19,6 +19,7 @@ class Fields:
 
     def __init__(self, mapping: dict[str, Signal | tuple[Signal, ...]]) -> None:
         self._signals = {name: (s,) if isinstance(s, Signal) else s for name, s in mapping.items()}
+        self._rank = {name: rank for rank, name in enumerate(mapping)}
         names = "|".join(re.escape(name) for name in sorted(mapping, key=len, reverse=True))
         self._regex = re.compile(rf'(?<![\w.\-])({names})["\']?\s*[=:]\s*["\']?({_NUMBER}){_UNIT}(?![\w.])')
 
@@ -26,11 +27,16 @@ class Fields:
         """Signals of *record* with their values in base units.
 
         What stands in quoted prose, or behind the name of a field that holds a client's text, is not looked at.
+        A line that tells the same twice, under two names, tells it once; the name that is first in the mapping counts.
         """
-        for name, text, unit in self._in_json(record) or self._in_text(record):
+        found = self._in_json(record) or self._in_text(record)
+        said = set()
+        for name, text, unit in sorted(found, key=lambda field: self._rank[field[0]]):
             for signal in self._signals[name]:
+                what = (signal.signal, *signal.labels.items())
                 value = number(signal.value or text, unit or signal.unit)
-                if value is not None:
+                if value is not None and what not in said:
+                    said.add(what)
                     yield signal, value
 
     def _in_json(self, record: Record) -> list[tuple[str, str, str]]:

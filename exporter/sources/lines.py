@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from exporter import catalog
 from exporter.catalog import Family
 from exporter.engines.literal import literals_of
-from exporter.engines.profile import Echo, Pattern, Profile, Signal, shared
+from exporter.engines.profile import GENERIC, Echo, Pattern, Profile, Signal, bundled, shared
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
 from exporter.sources.effects import Effects
@@ -78,7 +78,7 @@ class Lines:
         """Read by *profile* from here on."""
         self._profile = profile
         log = profile.log
-        self._shapes = [Shape(regex) for regex in log.records]
+        self._shapes = [Shape(regex) for regex in log.records or bundled(GENERIC).log.records]
         self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
@@ -87,7 +87,7 @@ class Lines:
         for pattern in (*log.patterns, *self._patterns):
             self._add(pattern, pattern.literals)
             self._store.set_total(catalog.LOG_MATCHED, (self.source, pattern.name), self._matched(pattern.name))
-        if fields := {**log.fields, **self._own_fields}:
+        if fields := self._own_fields | {n: s for n, s in log.fields.items() if n not in self._own_fields}:
             self._add(Fields(fields), fields)
             self._store.set_total(catalog.LOG_MATCHED, (self.source, "fields"), self._matched("fields"))
         self._add(None, self._errors.gates)
@@ -234,6 +234,7 @@ class Lines:
             return True
         found = list(fields.find(record))
         if found and record.level != ERROR:  # a request that failed says nothing of how long one takes
+            self._lifecycle.engine = self._lifecycle.engine or self._profile.engine
             for signal, value in found:
                 self._effects.apply(signal, value, 1, None, fact=False)
             self._count(catalog.LOG_MATCHED, (self.source, "fields"))

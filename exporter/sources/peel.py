@@ -13,6 +13,14 @@ _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
 _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 _PROCESS = re.compile(r"\(([A-Za-z][\w.\-]* pid=\d+)\) ?")
+_TIMES = (  # a shape, and what is put before the text: of a leap year, so that 29 February can be read
+    ("", ""),
+    ("%m-%d %H:%M:%S", "2000-"),
+    ("%m-%d %H:%M:%S.%f", "2000-"),
+    ("%m%d %H:%M:%S.%f", "2000-"),
+    ("%m-%d %H:%M:%S", "2000-01-01 "),
+    ("%m-%d %H:%M:%S.%f", "2000-01-01 "),
+)
 _MAX_JOINED = 64 << 10
 _MAX_JSON = 256 << 10
 
@@ -140,10 +148,10 @@ def seconds_of(time: str) -> float | None:
     else:
         return number / 1000 if number > 1e11 else number  # epoch in ms
     text = time.replace(",", ".").replace("/", "-")
-    for shape in ("", "%m-%d %H:%M:%S", "%m-%d %H:%M:%S.%f"):
+    for shape, day in _TIMES:
         try:
-            if shape:  # a leap year, so that 29 February can be read
-                return datetime.strptime("2000-" + text, "%Y-" + shape).timestamp()
+            if shape:
+                return datetime.strptime(day + text, "%Y-" + shape).timestamp()
             return datetime.fromisoformat(text).timestamp()
         except ValueError:
             continue

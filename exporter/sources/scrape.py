@@ -79,12 +79,12 @@ class ScrapeSource:
             page = await self._page()
             healthy = await self._health()
             samples = self._translate(page, healthy)
+            if healthy is False:  # what was counted counts, but what it shows is no longer so
+                raise Unreadable("unhealthy", f"{self._in_use.health_path} says so, though the page still answers")
             self._tell("", "")
         except Unreadable as error:
-            reason = error.reason
-            if reason == "unhealthy":
-                self._lifecycle.answered(healthy=False, moved=False, started_at=None)
-            else:
+            reason, samples = error.reason, ()
+            if reason != "unhealthy":
                 self._lifecycle.silent(refused=reason == "refused")
             self._tell(reason, str(error))
         self._store.publish(
@@ -137,9 +137,7 @@ class ScrapeSource:
         try:
             await self._server.get(path)
         except Unreadable as error:
-            if error.reason.startswith("http_5"):
-                raise Unreadable("unhealthy", f"{path} answers {error.reason[5:]}") from None
-            return None
+            return False if error.reason.startswith("http_5") else None
         return True
 
     # translating

@@ -68,6 +68,12 @@ def test_a_field_of_your_own_takes_three_lines() -> None:
     assert told == {"request_queue_wait_seconds{model=}": pytest.approx(0.0123)}
 
 
+def test_a_line_that_says_the_same_twice_says_it_once_and_your_own_name_counts() -> None:
+    own = {"t_sched": Signal("request_queue_wait_seconds", unit="ms")}
+    told = Reader("generic", fields=own).feed("queue_wait_ms=50 t_sched=12 prompt_tokens=5 input_tokens=5").told()
+    assert told == {"request_queue_wait_seconds{model=}": pytest.approx(0.012), "tokens_total{model=,kind=prompt}": 5.0}
+
+
 def test_step_and_communication_times_of_a_parallel_run() -> None:
     told = (
         Reader("generic")

@@ -42,6 +42,9 @@ def test_level_and_text_come_from_where_they_stand(line: bytes, level: str, proc
         b"ERROR 11-30 10:00:00 [core.py:7] boom",
         b"ERROR: boom",
         b"level=error boom",
+        b"ts=2026-11-30T10:00:00Z level=error msg=boom",
+        b"E1130 10:00:00.000000    4242 watch.go:8] boom",
+        b"10:00:00.123 ERROR boom",
     ],
 )
 def test_usual_shapes_of_a_record_are_known_without_a_profile(line: bytes) -> None:
@@ -103,6 +106,9 @@ def test_deep_json_is_no_trouble() -> None:
         ("1796018235.5", "1796018236.0", 0.5),
         ("1796018235500", "1796018236000", 0.5),
         ("02-29 06:03:47", "02-29 06:03:48", 1.0),
+        ("1130 06:03:47.000000", "1130 06:03:48.500000", 1.5),
+        ("06:03:47.250", "06:03:48.000", 0.75),
+        ("06:03:47", "06:03:48", 1.0),
     ],
 )
 def test_times_of_a_log_can_be_told_apart(earlier: str, later: str, apart: float) -> None:

@@ -220,6 +220,17 @@ async def test_a_frozen_engine_behind_a_server_that_answers_is_dead(session, ups
     assert (rig.lifecycle.phase, rig.lifecycle.up) == ("serving", True)
 
 
+async def test_what_a_dead_engine_answers_is_still_counted(session, upstream) -> None:
+    failed = 'http_requests_total{{handler="/v1/completions",method="POST",status="5xx"}} {}\n'
+    upstream.page = QUEUEING + failed.format(1)
+    rig = await Rig(session, upstream.url).once()
+    upstream.health, upstream.page = 503, QUEUEING + failed.format(9)
+    for _ in range(6):
+        await rig.once()
+    assert rig.reading.reason == "unhealthy"
+    assert rig.store.counters[catalog.ERRORS]["server_error", "metrics"] == 8.0
+
+
 async def test_health_is_not_asked_at_every_poll(session, upstream) -> None:
     rig = Rig(session, upstream.url)
     for _ in range(20):

@@ -60,7 +60,7 @@ def fail(problems: tuple[str, ...]) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="stopline")
 def main() -> None:
-    """Stopline: exporter and alerting sidecar for LLM inference servers."""
+    """Stopline: a Prometheus exporter that runs beside an LLM inference server."""
 
 
 _CONFIG = click.option(

@@ -173,7 +173,19 @@ def engines_table() -> str:
     return _table(("name", "engine", "versions", "what it tells"), rows)
 
 
+def fields_table() -> str:
+    rows: dict[str, list[str]] = {}
+    for name, signals in profiles.bundled(profiles.GENERIC).log.fields.items():
+        for signal in signals if isinstance(signals, tuple) else (signals,):
+            labels = ", ".join(signal.labels.values())
+            unit = signal.unit or ("s" if signal.family.name.endswith(("_seconds", "_seconds_total")) else "")
+            means = f"{_code(signal.signal)}{f' ({labels})' if labels else ''}"
+            rows.setdefault(means, []).append(f"{_code(name)}{f' {unit}' if unit else ''}")
+    return _table(("means", "names"), [(means, ", ".join(names)) for means, names in rows.items()])
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "fields": fields_table,
     "flags": flags_table,
     "settings": settings_table,
     "metrics": metrics_table,

@@ -27,7 +27,7 @@ class Claims:
 
     A more exact source takes a signal over at once. A less exact one takes it only when the owner has said
     nothing for 30 s during which the other spoke 20 times (a flag was dropped, a format changed); what it said
-    until then is not counted.
+    until then is not counted. From a page nothing is taken that way.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -39,11 +39,16 @@ class Claims:
         """Let *order*, most exact first, decide for *signal*."""
         self._orders[signal] = order
 
-    def take(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...]) -> None:
-        """*origin* can tell *signal*, even if nothing has happened yet."""
+    def take(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...]) -> bool:
+        """*origin* can tell *signal*, even if nothing has happened yet; whether it took it from another source.
+
+        What it tells of the time before is then told already.
+        """
         claim = self._claims.get(signal)
         if claim is None or self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
             self._claims[signal] = _Claim(origin)
+            return claim is not None
+        return False
 
     def admits(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...], count: float = 1) -> bool:
         """Whether *count* events of *signal* told by *origin* are to be counted."""
@@ -57,6 +62,8 @@ class Claims:
         if self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
             self._claims[signal] = _Claim(origin)
             return True
+        if claim.owner == "metrics":  # a page that is late will tell it all the same: counters forget nothing
+            return False
         now = self._clock()
         if claim.missed == 0:
             claim.missed_since = now

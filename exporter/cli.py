@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,8 @@ _CONFIG = click.option(
 @click.option("--log.format", "format", envvar="STOPLINE_LOG_FORMAT", help="text or json.")
 def run(path: Path | None, **flags: Any) -> None:
     """Run the sidecar: tail the log, scrape the engine, read the GPUs, answer /metrics."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the sidecar has its own
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     overrides = _overrides(**flags)
     try:
         config = settings.load(path, overrides)

@@ -7,6 +7,7 @@ from exporter import catalog
 from exporter.catalog import PHASES, Family
 from exporter.signals import Labels, Sample
 
+_ALIVE_AFTER = 20
 _INFO = ("version", "model", "dtype", "quantization")
 
 
@@ -26,6 +27,7 @@ class Lifecycle:
         self._has_page = has_page
         self._answers = False
         self._gone = False
+        self._revived = 0
         self._identity: dict[str, str] = {}
 
     @property
@@ -36,7 +38,7 @@ class Lifecycle:
 
     def begin(self, at: float | None) -> None:
         """The engine was started (Unix time *at*, None if that is not known): nothing said before holds."""
-        self.phase, self._gone = "starting", False
+        self.phase, self._gone, self._revived = "starting", False, 0
         self.started_at = at
         self.lives += 1
         self.info = {name: text for name, text in self.info.items() if name == "model"}  # until another is told
@@ -46,20 +48,32 @@ class Lifecycle:
         """The log told a phase."""
         if phase not in PHASES:
             raise ValueError(f"no phase {phase!r}")
+        if self.phase == "dead" and phase not in ("stopping", "dead"):
+            self.lives += 1  # it goes on, so it was started: a start line need not be there
         self.phase = phase
 
-    def worked(self) -> None:
-        """A request or a step was seen: whatever was missed, the engine serves."""
+    def worked(self, *, finished: bool = True) -> None:
+        """A request or a step was seen: whatever was missed, the engine serves.
+
+        An engine without a page that was said to be dead lives after some finished work: more than what was under
+        way when it died.
+        """
         if self.phase in ("starting", "loading", "warming"):
             self.phase = "serving"
+        elif self.phase == "dead" and finished and not self._has_page:
+            self._revived += 1
+            if self._revived >= _ALIVE_AFTER:
+                self._revive()
 
     # what the endpoint says
 
-    def answered(self, *, healthy: bool | None, moved: bool, started_at: float | None) -> None:
+    def answered(self, *, healthy: bool | None, moved: bool, started_at: float | None, restarted: bool = False) -> None:
         """The page was read. *healthy* is what /health said, None if it was not asked.
 
         *moved* says that a counter grew since the last page: proof of life where /health is not to be had.
+        *restarted* says that the page is that of another process than the last one was.
         """
+        self._gone |= restarted
         if healthy is False:
             self._answers = False
             if self.phase == "serving":
@@ -70,8 +84,7 @@ class Lifecycle:
             self.started_at = started_at
         alive = healthy is True or moved
         if self._gone or (self.phase == "dead" and alive):
-            self.lives += 1
-            self.phase, self._gone = "serving", False
+            self._revive()
         elif self.phase in ("starting", "loading", "warming"):
             self.phase = "serving"
 
@@ -83,6 +96,10 @@ class Lifecycle:
             self._gone = True
             if was and self.phase == "serving":
                 self.phase = "dead"
+
+    def _revive(self) -> None:
+        self.lives += 1
+        self.phase, self._gone, self._revived = "serving", False, 0
 
     # what it is
 

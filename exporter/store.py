@@ -59,7 +59,7 @@ class Store:
         self.last_error: dict[str, float] = {}
         self.fixed: dict[Family, dict[Labels, float]] = {}
         """Gauges that come from the settings and not from a source."""
-        self._cap = cap
+        self.cap = cap
         self._values: dict[tuple[Family, str], set[str]] = defaultdict(set)
         self._capped: dict[tuple[Family, Labels], Labels] = {}
         self._bounds = {f: catalog.geometric(*f.bounds, factor) for f in catalog.FAMILIES if f.bounds is not None}
@@ -111,11 +111,15 @@ class Store:
         if self.claims.admits(_signal(family, labels), origin, EXACT_VALUES, count):
             self._histogram(family, self._label_set(family, labels, origin)).observe(value, count)
 
-    def expect(self, family: Family, labels: Labels, *, origin: Origin) -> None:
-        """Let a counter or histogram exist at 0: *origin* can tell it, though nothing has happened yet."""
+    def expect(self, family: Family, labels: Labels, *, origin: Origin) -> bool:
+        """Let a counter or histogram exist at 0: *origin* can tell it, though nothing has happened yet.
+
+        True if another source told it until now.
+        """
         order = EXACT_VALUES if family.kind == "histogram" else EXACT_COUNTS
-        self.claims.take(_signal(family, labels), origin, order)
+        taken = self.claims.take(_signal(family, labels), origin, order)
         self.create(family, labels, origin=origin)
+        return taken
 
     def create(self, family: Family, labels: Labels, *, origin: Origin) -> None:
         """Let a series exist at 0 without a word on who tells it."""
@@ -174,7 +178,7 @@ class Store:
     def _cap_value(self, family: Family, label: str, value: str) -> str:
         seen = self._values[family, label]
         if value not in seen:
-            if len(seen) >= self._cap or len(value) > _MAX_LABEL or not value.isprintable():
+            if len(seen) >= self.cap or len(value) > _MAX_LABEL or not value.isprintable():
                 return OTHER
             seen.add(value)
         return value

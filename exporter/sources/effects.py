@@ -52,7 +52,7 @@ class Effects:
             if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
                 self._facts[family, labels] = value
         elif weight:
-            self._lifecycle.worked()
+            self._lifecycle.worked(finished=family.kind != "gauge")
             if family.kind == "histogram":
                 self._store.observe(family, labels, value, weight, origin="log")
             elif family.kind == "counter":

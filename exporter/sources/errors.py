@@ -70,6 +70,10 @@ class Errors:
         self._died_in: int | None = None
         self._attention = 0
 
+    def remember(self, before: "Errors") -> None:
+        """Go on where *before* stops, as after a reload: what it counted is not to be counted again."""
+        self._blocks, self._last, self._died_in = before._blocks, before._last, before._died_in
+
     @property
     def following(self) -> bool:
         """Whether the next line may belong to an error though it holds none of the gates: it is then to be given."""

@@ -9,7 +9,8 @@ from exporter.sources.peel import Record
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _UNIT = r"(?:\s?(ms|us|µs|μs|ns|s|%)(?![\w/%]))?"
 _QUANTITY = re.compile(rf"({_NUMBER}){_UNIT}")
-_PROSE = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[=:\s(\[{,])\'(?:[^\'\\]|\\.)*\'')
+# a quote that is never closed takes the rest of the line with it, so that no line is gone through twice
+_PROSE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|(?<=[=:\s(\[{,])\'(?:[^\'\\]++|\\.)*+\'?')
 _STRANGERS = re.compile(r"\b(?:prompt|messages|content|input_text|query|body)[\"']?\s*[=:]")
 _LONGEST_WORD = 40
 

@@ -13,6 +13,7 @@ from exporter.engines.literal import literals_of
 from exporter.engines.profile import GENERIC, Echo, Pattern, Profile, Signal, bundled, shared
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
+from exporter.sources.chunks import HEAD_BYTES
 from exporter.sources.effects import Effects
 from exporter.sources.errors import Errors
 from exporter.sources.fields import Fields, number
@@ -22,6 +23,7 @@ from exporter.store import Store
 
 _ECHO_LINES = 200  # of an echo whose end cannot be told
 _ECHO_SECONDS = 2.0
+_ECHO_END = 500  # characters in which the end of an echo is looked for
 _ECHO_FAILURES = 3  # echoes without an end, one after the other, that show a changed format
 _MAX_PROCESSES = 10_000
 
@@ -79,7 +81,10 @@ class Lines:
         self._profile = profile
         log = profile.log
         self._shapes = [Shape(regex) for regex in log.records or bundled(GENERIC).log.records]
+        before = getattr(self, "_errors", None)
         self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
+        if before is not None:
+            self._errors.remember(before)
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
         for echo in log.echoes:
@@ -181,7 +186,8 @@ class Lines:
             self._count(catalog.LOG_UNPARSED, (self.source,))
 
     def _begin_echo(self, echo: Echo, record: Record) -> None:
-        if record.fields or echo.ends.search(record.text):
+        whole = len(record.text) < HEAD_BYTES // 2  # else it was cut, and its end with it
+        if record.fields or not whole or echo.ends.search(record.text[-_ECHO_END:]):
             self._echo_failures = 0
             return
         self._echo, self._echo_lines, self._echo_at = echo, 0, self._now
@@ -199,7 +205,7 @@ class Lines:
             self._count(catalog.LOG_UNPARSED, (self.source,))
             return False
         if self._echo_failures < _ECHO_FAILURES:
-            if echo.ends.search(record.text):
+            if echo.ends.search(record.text[-_ECHO_END:]):
                 self._echo, self._echo_failures = None, 0
             return True
         self._echo_lines += 1

@@ -17,6 +17,8 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 _NAME = re.compile(r"(?:# TYPE )?([A-Za-z_:][\w:]*)")
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
+_BEYOND = 1e18
+_RESTART_SECONDS = 0.5  # a start time that differs by less is the same start, told anew
 START_TIME = "process_start_time_seconds"
 
 
@@ -31,7 +33,9 @@ class Page:
     samples: dict[str, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
     names: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
-    """By metric: values that are no numbers, and families that cannot be parsed."""
+    """By metric: values that cannot be, and families that cannot be parsed."""
+    bad: set[Key] = field(default_factory=set)
+    """Series that are there with a value that cannot be."""
 
     def has(self, name: str) -> bool:
         """Whether the page has the metric *name* or announces it."""
@@ -106,53 +110,53 @@ class PageReader:
         for family in families:
             for sample in family.samples:
                 name = self.canonical(sample.name)
-                if not math.isfinite(sample.value):
-                    page.dropped[base] += 1
-                    continue
                 labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._mirrors))
                 series = page.samples[name]
                 key = (name, labels)
+                if not _possible(name, sample.value):
+                    page.dropped[base] += 1
+                    page.bad.add(key)
+                    continue
                 series[key] = max(series.get(key, -math.inf), sample.value)
+
+
+def _possible(name: str, value: float) -> bool:
+    """Whether a sample can have this value; counts are never negative, and nothing is beyond all measure."""
+    return abs(value) < _BEYOND and (value >= 0 or not name.endswith(("_total", "_bucket", "_count")))
 
 
 class Increases:
     """What counters and histograms grew by, page after page. The first page only sets the reference.
 
     A series that is new on a later page has grown from 0. A value below the last means that the engine started
-    anew: the value is the increase. Where the page tells the start of the process and it changed, that is so for
-    every series.
+    anew: the value is the increase. That is so for every series if the start time of the process has changed, or,
+    where the page does not tell it, if most series fell.
     """
 
     def __init__(self) -> None:
         self._last: dict[Key, float] = {}
-        self._totals: dict[Key, float] = {}
+        self._before: dict[Key, float] = {}
+        self._unknown: set[Key] = set()
         self._started_at: float | None = None
         self._first = True
         self.restarted = False
 
     def turn(self, page: Page) -> None:
         """A new page has come: see whether the engine was started since the last."""
-        totals = {
-            key: value
-            for name, series in page.samples.items()
-            if name.endswith(("_total", "_count"))
-            for key, value in series.items()
-        }
-        if page.started_at is not None and self._started_at is not None:
-            self.restarted = page.started_at != self._started_at
-        else:
-            self.restarted = any(value < self._totals.get(key, 0.0) for key, value in totals.items())
-        if self.restarted:
-            self._last.clear()
-        self._totals, self._started_at = totals, page.started_at
+        self.restarted = not self._first and self._is_restart(page)
+        now = {key: value for series in page.samples.values() for key, value in series.items()}
+        self._before = {} if self.restarted else self._last
+        self._unknown = (self._unknown - self._last.keys() | page.bad) - self._before.keys()
+        self._last = {**self._before, **now}
+        self._started_at = page.started_at
 
     def end(self) -> None:
-        """The page has been used."""
+        """The page has been used, if it was the engine's."""
         self._first = False
 
     def of(self, key: Key, value: float) -> float:
         """What the counter *key* grew by, 0 on the first page."""
-        grown = self._difference(key, value)
+        grown = value - self._reference(key, value)
         return grown if grown >= 0 else value
 
     def window(self, group: Mapping[str, Iterable[tuple[Key, float]]]) -> Window | None:
@@ -160,24 +164,37 @@ class Increases:
 
         *group* holds the series' samples by suffix: ``_bucket``, ``_sum`` and ``_count``.
         """
-        buckets = sorted((float(dict(key[1])["le"]), key, value) for key, value in group.get("_bucket", ()))
+        try:
+            buckets = sorted((float(dict(key[1])["le"]), key, value) for key, value in group.get("_bucket", ()))
+        except (KeyError, ValueError):
+            return None
         if not buckets:  # a summary, or a histogram without its buckets: one bucket for all
             buckets = [(math.inf, key, value) for key, value in group.get("_count", ())]
         if not buckets or not math.isinf(buckets[-1][0]):
             return None
-        if buckets[-1][2] < self._last.get(buckets[-1][1], 0.0):  # the count of all: the series was born anew
-            for key in [key for samples in group.values() for key, _ in samples]:
-                self._last[key] = 0.0
+        _, everything, count = buckets[-1]
+        anew = count < self._reference(everything, count)  # the count of all fell: the series was born anew
         # from here on a fall is no restart but a value that cannot be: it stays negative, and is dropped as such
-        cumulative = [round(self._difference(key, value)) for _, key, value in buckets]
+        cumulative = [round(value - (0.0 if anew else self._reference(key, value))) for _, key, value in buckets]
         counts = [after - before for before, after in zip([0, *cumulative], cumulative, strict=False)]
-        total = sum(self._difference(key, value) for key, value in group.get("_sum", ()))
+        total = sum(value - (0.0 if anew else self._reference(key, value)) for key, value in group.get("_sum", ()))
         return Window(tuple(bound for bound, _, _ in buckets[:-1]), tuple(counts), total)
 
-    def _difference(self, key: Key, value: float) -> float:
-        before = self._last.get(key, value if self._first else 0.0)
-        self._last[key] = value
-        return value - before
+    def _reference(self, key: Key, value: float) -> float:
+        known = not (self._first or key in self._unknown)
+        return self._before.get(key, 0.0 if known else value)
+
+    def _is_restart(self, page: Page) -> bool:
+        if page.started_at is not None and self._started_at is not None:
+            return abs(page.started_at - self._started_at) > _RESTART_SECONDS
+        fell = kept = 0
+        for name, series in page.samples.items():
+            if name.endswith(("_total", "_count")):
+                for key, value in series.items():
+                    before = self._last.get(key, 0.0)
+                    fell += value < before
+                    kept += 0 < before <= value
+        return fell > kept
 
 
 def histograms(page: Page, name: str) -> Iterator[tuple[dict[str, str], dict[str, list[tuple[Key, float]]]]]:

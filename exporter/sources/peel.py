@@ -120,10 +120,13 @@ def peel(line: bytes, shapes: Sequence[Shape]) -> Record:
 
     Level, time, place and process are taken from the shape before the message and from nowhere else.
     """
-    if b"\r" in line:  # a progress bar: what was drawn last counts
-        line = line.removesuffix(b"\r")
-        line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "replace")
+    if "\r" in text:
+        text = text.removesuffix("\r")
+        first, *drawn = text.split("\r")
+        # a progress bar: what was drawn last counts; but in a record it is only what somebody wrote into it
+        if drawn and not (_PROCESS.match(first) or any(shape.record(first, "") for shape in shapes)):
+            text = drawn[-1]
     process = ""
     if text[:1] == "(" and (prefix := _PROCESS.match(text)):
         process, text = prefix[1], text[prefix.end() :]

@@ -1,5 +1,6 @@
 """The engine's metrics endpoint: polled, recognised, and turned into a reading and into increases."""
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,13 +13,16 @@ from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
 from exporter.sources.fetch import Server, Unreadable
 from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of
-from exporter.store import Store
+from exporter.store import OTHER, Store
 
 log = logging.getLogger(__name__)
 
 SOURCE = "metrics"
 _LONGEST = 86400.0
 _HEALTH_EVERY = 5.0
+_LARGE = 1 << 18
+_RANKS = 1024
+_MAX_LABEL = 128
 
 
 class ScrapeSource:
@@ -48,6 +52,8 @@ class ScrapeSource:
         self._model = model
         self._profile: Profile | None = None
         self._health_at = -_HEALTH_EVERY
+        self._models_served: set[str] = set()
+        self._seen: dict[str, set[str]] = defaultdict(set)
         self._state = "-"
         if profile is not None:
             self.use(profile)
@@ -108,9 +114,18 @@ class ScrapeSource:
             self.use(self._find(text))
             self._recognised(self._in_use)
         try:
-            return self._reader.read(text, openmetrics=openmetrics)
+            if len(text) > _LARGE:  # a page of megabytes must not hold up everything else
+                page = await asyncio.to_thread(self._reader.read, text, openmetrics=openmetrics)
+            else:
+                page = self._reader.read(text, openmetrics=openmetrics)
         except NotAPage as error:
             raise Unreadable("not_metrics", str(error)) from None
+        rules = self._in_use.page_rules().values()
+        if rules and not any(page.has(name) for each in rules for rule in each for name in rule.names):
+            raise Unreadable(
+                "not_recognised", f"the page has no metric of {self._in_use.engine} (a gateway? metrics off?)"
+            )
+        return page
 
     def _find(self, text: str) -> Profile:
         names = names_of(text)
@@ -131,7 +146,8 @@ class ScrapeSource:
     async def _health(self) -> bool | None:
         """What /health says, asked now and then only: some engines write a line for each question."""
         path = self._in_use.health_path
-        if not path or (self._state != "unhealthy" and self._clock() - self._health_at < _HEALTH_EVERY):
+        doubtful = self._state == "unhealthy" or self._lifecycle.phase == "dead"
+        if not path or (not doubtful and self._clock() - self._health_at < _HEALTH_EVERY):
             return None
         self._health_at = self._clock()
         try:
@@ -146,10 +162,11 @@ class ScrapeSource:
         profile, increases = self._in_use, self._increases
         increases.turn(page)
         models = self._models(page)
-        if increases.restarted:
+        if increases.restarted or (self._models_served and self._models_served.isdisjoint(models)):
             self._owed.clear()
             log.info("engine restarted: url=%s", self._server.url)
             self._store.keep_models(models)
+        self._models_served = set(models) - {""}
         self._longest = _LONGEST
         if page.started_at is not None:
             self._longest = max(60.0, self._store.wall() - page.started_at)
@@ -168,12 +185,17 @@ class ScrapeSource:
                 if family.kind == "gauge":
                     self._gauge(page, family, rule, name, gauges)
                 else:
-                    for model in models:
-                        self._store.expect(family, self._labels(family, rule, {}, model), origin="metrics")
+                    expected = [self._labels(family, rule, {}, model) for model in models]
+                    taken = [self._store.expect(family, labels, origin="metrics") for labels in expected]
                     read = self._histogram if family.kind == "histogram" else self._counter
-                    moved |= read(page, family, rule, name, models[0])
+                    moved |= read(page, family, rule, name, models[0], told=any(taken))
         increases.end()
-        self._lifecycle.answered(healthy=healthy, moved=moved, started_at=page.started_at)
+        self._lifecycle.answered(
+            healthy=healthy,
+            moved=moved and not profile.health_path,  # a dead engine's server still counts the answers it refuses
+            started_at=page.started_at,
+            restarted=increases.restarted,
+        )
         return tuple(Sample(family, labels, value) for (family, labels), value in gauges.items())
 
     def _models(self, page: Page) -> list[str]:
@@ -189,17 +211,26 @@ class ScrapeSource:
             return [self._model]
         if found:
             self._lifecycle.info["model"] = next(iter(found))
-        return list(found) or [self._lifecycle.info.get("model", "")]
+        return list(found)[: self._store.cap] or [self._lifecycle.info.get("model", "")]
 
     def _labels(self, family: Family, rule: PageRule, native: dict[str, str], model: str) -> Labels:
         """Our labels for a series of the page; *model* where the series tells none."""
         known = self._in_use.labels
+        rank = native.get(known.rank, "0")
         values = {
-            "model": self._model or native.get(known.model, model),
-            "rank": native.get(known.rank, "0"),
+            "model": self._model or self._bounded("model", native.get(known.model, model), self._store.cap),
+            "rank": self._bounded("rank", rank, _RANKS),
             **rule.labels,
         }
         return tuple(values[label] for label in family.labels if label != "source")
+
+    def _bounded(self, label: str, value: str, most: int) -> str:
+        """*value*, or ``other`` once there are too many; gauges, too, must not follow whatever a page says."""
+        seen = self._seen[label]
+        if value not in seen and (len(seen) >= most or len(value) > _MAX_LABEL or not value.isprintable()):
+            return OTHER
+        seen.add(value)
+        return value
 
     def _gauge(
         self,
@@ -225,31 +256,33 @@ class ScrapeSource:
             else:
                 gauges[key] = gauges.get(key, 0.0) + value
 
-    def _counter(self, page: Page, family: Family, rule: PageRule, name: str, model: str) -> bool:
+    def _counter(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
+        """Count what grew; not if *told*: until now another source counted the same."""
         grown: dict[Labels, float] = defaultdict(float)
         for native, key, value in _matching(page, name, rule):
-            # the same series may feed several families: each keeps its own reference
-            own: Key = (f"{family.name} {key[0]} {rule.labels}", key[1])
-            grown[self._labels(family, rule, native, model)] += self._increases.of(own, value)
+            grown[self._labels(family, rule, native, model)] += self._increases.of(key, value)
         moved = any(grown.values())
         for other in rule.less:
             for native, key, value in _matching(page, other, PageRule(other)):
-                own = (f"{family.name} less {key[0]} {rule.labels}", key[1])
-                self._owed[family, self._labels(family, rule, native, model)] += self._increases.of(own, value)
+                self._owed[family, self._labels(family, rule, native, model)] += self._increases.of(key, value)
         for labels, amount in grown.items():
             taken = min(amount, self._owed[family, labels])  # what is told twice need not be told in the same poll
             self._owed[family, labels] -= taken
-            if amount > taken:
+            if amount > taken and not told:
                 self._store.count(family, labels, (amount - taken) * rule.scale, origin="metrics")
         return moved
 
-    def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str) -> bool:
+    def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
+        """Observe what came; not if *told*: until now another source observed the same."""
         moved = False
         for native, group in histograms(page, name):
             if not _fits(native, rule):
                 continue
             window = self._increases.window(group)
-            if window is None or not any((*window.counts, window.sum)):
+            if window is None:
+                self._store.drop(family)
+                continue
+            if told or not any((*window.counts, window.sum)):
                 continue
             moved = True
             scaled = refine.Window(tuple(b * rule.scale for b in window.bounds), window.counts, window.sum * rule.scale)

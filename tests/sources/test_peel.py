@@ -23,6 +23,12 @@ GENERIC = [Shape(regex) for regex in profiles.bundled("generic").log.records]
         (b"ERROR in the text, but no shape", "", "", "ERROR in the text, but no shape"),
         (b"loading: 10%\rloading: 100%", "", "", "loading: 100%"),
         (b"INFO 03-02 10:00:01 [core.py:7] boom\r", BELOW, "", "boom"),
+        (
+            b"INFO 03-02 10:00:01 [core.py:7] hi\rERROR 03-02 10:00:01 [core.py:7] boom",
+            BELOW,
+            "",
+            "hi\rERROR 03-02 10:00:01 [core.py:7] boom",
+        ),
         (b'{"not": "finished', "", "", '{"not": "finished'),
         (b"[1, 2]", "", "", "[1, 2]"),
     ],

@@ -77,6 +77,29 @@ def test_a_server_without_a_page_is_up_once_it_works() -> None:
     assert life.up
 
 
+def test_a_server_without_a_page_lives_again_after_more_work_than_was_under_way() -> None:
+    life = Lifecycle(has_page=False)
+    life.worked()
+    life.enter("dead")
+    for _ in range(19):
+        life.worked()
+    life.worked(finished=False)
+    assert (life.phase, life.up) == ("dead", False)
+    life.worked()
+    assert (life.phase, life.up) == ("serving", True)
+
+
+def test_a_phase_after_death_is_another_life() -> None:
+    life = Lifecycle(has_page=True)
+    life.enter("dead")
+    before = life.lives
+    life.enter("stopping")
+    assert life.lives == before
+    life.enter("dead")
+    life.enter("loading")
+    assert life.lives == before + 1
+
+
 def test_a_phase_that_does_not_exist_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="no phase"):
         Lifecycle(has_page=True).enter("sleeping")

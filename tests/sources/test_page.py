@@ -109,6 +109,24 @@ def test_a_restart_that_overtook_the_old_value_is_known_by_the_start_time() -> N
     assert grow([tokens(100, start=1), tokens(130, start=2)]) == [0, 130]
 
 
+def test_without_a_start_time_one_series_that_falls_is_not_the_whole_engine() -> None:
+    def ranks(*values: int) -> str:
+        return "".join(f'{TOKENS}{{engine="{rank}",model_name="m"}} {n}\n' for rank, n in enumerate(values))
+
+    assert grow([ranks(100, 100, 100), ranks(7, 110, 105)]) == [0, 7 + 10 + 5]
+
+
+def test_a_start_time_told_anew_with_a_rounding_error_is_no_restart() -> None:
+    assert grow([tokens(100, start=1000.01), tokens(130, start=1000.02)]) == [0, 30]
+
+
+@pytest.mark.parametrize("nothing", ["NaN", "-1", "1e308"])
+def test_a_series_that_was_there_without_a_number_has_no_known_increase(nothing: str) -> None:
+    text = f'{TOKENS}{{model_name="m"}} {nothing}\n'
+    assert grow([text, tokens(500), tokens(510)]) == [0, 0, 10]
+    assert grow([tokens(400), text, tokens(510)]) == [0, 0, 110]
+
+
 def histogram(counts: dict[str, float], total: float, start: float = 1.0) -> str:
     text = f"process_start_time_seconds {start}\n"
     text += "".join(f'{QUEUE}_bucket{{le="{le}",model_name="m"}} {n}\n' for le, n in counts.items())
@@ -144,6 +162,14 @@ def test_a_bucket_or_a_sum_that_falls_alone_shows_as_impossible() -> None:
         histogram({"0.3": 5, "+Inf": 8}, 1.0),
     ]
     assert windows(pages)[1:] == [((-1, 2), 1.0), ((1, 0), -2.0)]
+
+
+@pytest.mark.parametrize("labels", ['le="soon"', 'model_name="m"'])
+def test_a_bucket_without_a_bound_makes_no_window(labels: str) -> None:
+    page = read(histogram({"0.3": 5, "+Inf": 6}, 2.0) + f"{QUEUE}_bucket{{{labels}}} 3\n")
+    increases = Increases()
+    increases.turn(page)
+    assert None in [increases.window(group) for _, group in histograms(page, QUEUE)]
 
 
 def test_a_histogram_without_buckets_is_one_bucket() -> None:

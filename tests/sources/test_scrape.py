@@ -268,6 +268,64 @@ async def test_another_model_after_a_restart_leaves_nothing_of_the_first(session
     assert rig.lifecycle.info["model"] == "big"
 
 
+async def test_another_model_without_a_restart_leaves_nothing_of_the_first(session, upstream) -> None:
+    """Served under another name behind the same address: the process that changed need not tell its start time."""
+    page = "".join(line for line in QUEUEING.splitlines(keepends=True) if "process_start_time" not in line)
+    upstream.page = page
+    rig = await Rig(session, upstream.url).once()
+    upstream.page = page.replace('"tiny"', '"big"')
+    await rig.once()
+    assert {labels[0] for labels in rig.store.counters[catalog.TOKENS]} == {"big"}
+
+
+async def test_what_the_log_counted_so_far_is_not_counted_twice_when_the_page_takes_over(session, upstream) -> None:
+    name = 'vllm:generation_tokens_total{{engine="0",model_name="m"}} {}\n'
+    upstream.page = 'vllm:num_requests_running{engine="0",model_name="m"} 0\n'
+    rig = await Rig(session, upstream.url).once()
+    rig.store.count(catalog.TOKENS, ("m", "generation"), 40.0, origin="log")
+    seen = []
+    for value in (40, 45, 52):
+        upstream.page = name.format(value)
+        await rig.once()
+        seen.append(rig.store.counters[catalog.TOKENS]["m", "generation"])
+    assert seen == [40.0, 45.0, 52.0]
+
+
+async def test_a_dead_engine_is_not_revived_by_counters_its_server_moves(session, upstream) -> None:
+    upstream.page = QUEUEING
+    rig = await Rig(session, upstream.url).once()
+    rig.lifecycle.enter("dead")
+    upstream.health = 503
+    for refused in (1, 2):
+        upstream.page = (
+            QUEUEING + f'http_requests_total{{handler="/v1/completions",method="POST",status="5xx"}} {refused}\n'
+        )
+        await rig.once()
+    assert (rig.lifecycle.phase, rig.lifecycle.up) == ("dead", False)
+
+
+async def test_a_restart_after_a_planned_stop_needs_no_line_in_the_log(session, upstream) -> None:
+    upstream.page = QUEUEING
+    rig = await Rig(session, upstream.url).once()
+    rig.lifecycle.enter("stopping")
+    upstream.page = IDLE.replace("process_start_time_seconds 1.7960", "process_start_time_seconds 1.7961")
+    await rig.once()
+    assert (rig.lifecycle.phase, rig.lifecycle.up) == ("serving", True)
+
+
+async def test_a_page_with_a_rank_for_every_request_stays_bounded(session, upstream) -> None:
+    upstream.page = "".join(f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} 1\n' for rank in range(1100))
+    rig = await Rig(session, upstream.url).once()
+    assert len(rig.gauge(catalog.RUNNING)) == 1025
+    assert rig.gauge(catalog.RUNNING)["m", "other"] == 1100 - 1024
+
+
+async def test_a_gateways_page_in_the_engines_place_is_told(session, upstream) -> None:
+    upstream.page = 'envoy_cluster_upstream_rq_total{cluster="m"} 3\n'
+    rig = await Rig(session, upstream.url).once()
+    assert rig.reading.reason == "not_recognised"
+
+
 async def test_an_expected_metric_that_is_missing_is_told(session, upstream) -> None:
     upstream.page = "".join(line for line in IDLE.splitlines(keepends=True) if "num_requests_running" not in line)
     rig = await Rig(session, upstream.url).once()

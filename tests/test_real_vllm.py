@@ -92,10 +92,10 @@ def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Ser
 def test_2_the_page_agrees_with_what_the_client_saw(server: Server, watcher: Watcher, page_only: Watcher) -> None:
     drive(watcher, server, 4, 16)  # the first steps of a process are slow
     for concurrency, requests in LEVELS:
-        before, other_before = watcher.settled(), page_only.page()
+        before, other_before = watcher.settled(), page_only.settled()
         seen, most = drive(watcher, server, concurrency, requests)
         page = watcher.settled()
-        gap = page_only.page().mean("step_latency_seconds", other_before, phase="decode", source="metrics")
+        gap = page_only.settled().mean("step_latency_seconds", other_before, phase="decode", source="metrics")
         check_level(concurrency, seen, most, before, page, gap)
     assert errors(watcher.page()) == {}
 

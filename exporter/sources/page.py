@@ -18,6 +18,7 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 _NAME = re.compile(r"(?:# TYPE )?([A-Za-z_:][\w:]*)")
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
 _BEYOND = 1e18
+_MOST_REMEMBERED = 200_000  # series; more than any engine has, and what a page that churns labels may cost
 _RESTART_SECONDS = 0.5  # a start time that differs by less is the same start, told anew
 START_TIME = "process_start_time_seconds"
 
@@ -146,6 +147,8 @@ class Increases:
         self.restarted = not self._first and self._is_restart(page)
         now = {key: value for series in page.samples.values() for key, value in series.items()}
         self._before = {} if self.restarted else self._last
+        if len(self._before) > _MOST_REMEMBERED:  # what vanished is forgotten, what is there keeps its reference
+            self._before = {key: value for key, value in self._before.items() if key in now}
         self._unknown = (self._unknown - self._last.keys() | page.bad) - self._before.keys()
         self._last = {**self._before, **now}
         self._started_at = page.started_at

@@ -127,6 +127,17 @@ def test_a_series_that_was_there_without_a_number_has_no_known_increase(nothing:
     assert grow([tokens(400), text, tokens(510)]) == [0, 0, 110]
 
 
+def test_a_page_that_churns_labels_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.sources.page._MOST_REMEMBERED", 100)
+    increases = Increases()
+    for poll in range(50):
+        page = read(tokens(poll) + "".join(f'{TOKENS}{{model_name="{poll}-{i}"}} 1\n' for i in range(10)))
+        increases.turn(page)
+        assert increases.of((TOKENS, (("model_name", "m"),)), poll) == (1 if poll else 0)
+        increases.end()
+        assert len(increases._last) <= 100 + 2 * 11
+
+
 def histogram(counts: dict[str, float], total: float, start: float = 1.0) -> str:
     text = f"process_start_time_seconds {start}\n"
     text += "".join(f'{QUEUE}_bucket{{le="{le}",model_name="m"}} {n}\n' for le, n in counts.items())

@@ -149,7 +149,10 @@ def test_flags_stand_above_environment_above_file(tmp_path: Path, ran) -> None:
             ("--web.listen-address", "[::g]:80"),
             "web.listen_address must have an IPv6 address in its brackets, got [::g]",
         ),
-        (("--engine", "vlm"), "engine.name must be auto or one of llamacpp, sglang, vllm, generic, got 'vlm'"),
+        (
+            ("--engine", "vlm"),
+            "engine.name must be auto or one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, got 'vlm'",
+        ),
         (("--log.level", "loud"), "logging.level must be one of debug, info, warning, error, got 'loud'"),
     ],
 )

@@ -73,7 +73,7 @@ EXPECTED: dict[str, list[str]] = {
         "text-for-list.yml:2: log.paths: expected a list, got '/var/log/vllm/server.log'; write ['/var/log/vllm/server.log']",
     ],
     "unknown-engine": [
-        "unknown-engine.yml:2: engine.name: must be auto or one of llamacpp, sglang, vllm, generic, got 'vlm'",
+        "unknown-engine.yml:2: engine.name: must be auto or one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, got 'vlm'",
     ],
     "unknown-key": [
         "unknown-key.yml:4: log.path: unknown key (did you mean 'paths'?)",

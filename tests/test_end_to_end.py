@@ -14,6 +14,7 @@ from harness import Clock
 from prometheus_client import generate_latest
 
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
+from exporter.engines import profile as profiles
 from exporter.sidecar import Sidecar
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -26,20 +27,18 @@ _UNSTABLE = re.compile(r"^(?:# (?:HELP|TYPE) )?(?:process_|stopline_build_info)"
 
 
 class Engine:
-    """A server that answers with the page it was given; its last page stays until the next."""
+    """A server that answers at *path* with the page it was given; its last page stays until the next."""
 
     def __init__(self) -> None:
         self.page = ""
+        self.path = "/metrics"
         app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/health", self._health)
+        app.router.add_get("/{path:.*}", self._answer)
         self.server = TestServer(app)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self.page)
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
+    async def _answer(self, request: web.Request) -> web.Response:
+        known = {self.path: self.page, "/health": ""}
+        return web.Response(text=known[request.path]) if request.path in known else web.Response(status=404)
 
 
 @pytest.fixture
@@ -102,8 +101,13 @@ async def test_a_captured_log_gives_its_golden_page(capture: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("capture", _cases(PAGES))
 async def test_a_captured_page_gives_its_golden_page(capture: Path, engine: Engine, session, golden) -> None:
-    """The idle page of the same server comes first, so that what grew since is counted."""
-    run = Run(session, "", engine=EngineConfig(url=str(engine.server.make_url("/"))))
+    """The idle page of the same server comes first, so that what grew since is counted.
+
+    The engine is found out by its page, unless that is where nobody looks who does not know the engine.
+    """
+    engine.path = profiles.bundled(_engine(capture)).metrics_path
+    name = "auto" if engine.path == "/metrics" else _engine(capture)
+    run = Run(session, "", engine=EngineConfig(name=name, url=str(engine.server.make_url("/"))))
     idle = capture.with_name("metrics-idle.txt").read_text()
     text = capture.read_text()
     start = re.search(r"^process_start_time_seconds .*$", text, re.MULTILINE)

@@ -74,11 +74,25 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
         ("vllm", "vllm/0.32.0/serving.log"),
         ("vllm", "vllm/0.32.0/errors/kill-worker-sigkill.log"),
         ("sglang", "sglang/0.5.23/serving.log"),
+        ("tgi", "tgi/constructed/serving.log"),
+        ("trtllm", "trtllm/constructed/serving.log"),
+        ("lmdeploy", "lmdeploy/constructed/serving.log"),
+        ("deepinfer", "deepinfer/constructed/serving.log"),
         ("", "vllm/0.32.0/errors/bad-flag.log"),
     ],
 )
 def test_an_engine_is_recognised_by_its_start_up_log(engine: str, capture: str) -> None:
     assert profiles.of_log((FIXTURES / capture).read_bytes()) == engine
+
+
+def test_an_engine_is_recognised_through_the_colours_of_its_log() -> None:
+    dim, end = b"\x1b[2m", b"\x1b[0m"
+    time = dim + b"2026-11-30T09:00:00.104211Z" + end + b" \x1b[32m INFO" + end + b" "
+    start = dim + b"text_generation_launcher" + end + dim + b":" + end + b" Args {\n"
+    span = b"\x1b[1mgenerate{\x1b[3mtime_per_token" + end + dim + b"=" + end + b'"61ms"\x1b[1m}' + end + dim + b": "
+    done = span + b"text_generation_router::server" + end + b": router/src/server.rs:432: Success\n"
+    assert profiles.of_log(time + start) == "tgi"
+    assert profiles.of_log(time + done) == "tgi"
 
 
 @pytest.mark.parametrize("profile", PROFILES)

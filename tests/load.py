@@ -4,6 +4,7 @@ Runs as a process of its own (``drive``), so that nothing a test does meanwhile 
 """
 
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -82,10 +83,19 @@ async def one(
 
 
 async def closed_loop(
-    url: str, model: str, *, concurrency: int, requests: int, words: int = 8, tokens: int = 32, seed: int = 0
+    url: str,
+    model: str,
+    *,
+    concurrency: int,
+    requests: int,
+    seconds: float = 0.0,
+    words: int = 8,
+    tokens: int = 32,
+    seed: int = 0,
 ) -> list[Seen]:
-    """*requests* requests, *concurrency* at a time; ends by itself."""
-    todo = iter(range(requests))
+    """*requests* requests, *concurrency* at a time, and further ones until *seconds* have passed; ends by itself."""
+    end = time.perf_counter() + seconds
+    todo = itertools.takewhile(lambda n: n < requests or time.perf_counter() < end, itertools.count())
     seen: list[Seen] = []
 
     async def worker(number: int, session: aiohttp.ClientSession) -> None:

@@ -133,7 +133,8 @@ def check_level(
     )
     assert agree(latency, latencies)
     assert page.mean("request_latency_seconds", before) == pytest.approx(statistics.fmean(latencies), rel=0.1)
-    assert agree(first, firsts, apart=0.08)  # HTTP and tokenizing are not the engine's
+    # HTTP and tokenizing are not the engine's, and an answer that was held back comes late at the client alone
+    assert agree(first, firsts, apart=0.08, low=25)
     assert gap == pytest.approx(client_gap, rel=0.1, abs=0.003)
     assert 0.6 * client_gap < step < 1.1 * client_gap  # without prefills and scheduling between
     if concurrency > SLOTS:  # the wait is what the first token takes beyond its prefill

@@ -16,7 +16,9 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 """A sample's name and its labels, sorted."""
 
 _NAME = re.compile(r"(?:# TYPE )?([A-Za-z_:][\w:]*)")
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)")
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
+_GROWING = ("_total", "_bucket", "_count")
 _BEYOND = 1e18
 _MOST_REMEMBERED = 200_000  # series; more than any engine has, and what a page that churns labels may cost
 _RESTART_SECONDS = 0.5  # a start time that differs by less is the same start, told anew
@@ -37,6 +39,8 @@ class Page:
     """By metric: values that cannot be, and families that cannot be parsed."""
     bad: set[Key] = field(default_factory=set)
     """Series that are there with a value that cannot be."""
+    growing: set[str] = field(default_factory=set)
+    """Samples that can only grow while the engine lives."""
 
     def has(self, name: str) -> bool:
         """Whether the page has the metric *name* or announces it."""
@@ -59,8 +63,7 @@ class PageReader:
     """
 
     def __init__(self, profile: Profile) -> None:
-        wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.names}
-        wanted |= {name for rules in profile.page_rules().values() for rule in rules for name in rule.less}
+        wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
         self._wanted = wanted | {START_TIME}
         self._mirrors = set(profile.labels.mirrors)
         self._starts = {start.rstrip(":_"): start for start in profile.detect.metrics}
@@ -77,14 +80,9 @@ class PageReader:
                 continue
             name = self.canonical(match[1])
             page.names.add(name)
-            for base in (
-                name,
-                _SUFFIX.sub("", name),
-                name + "_total",
-            ):  # OpenMetrics announces without _total
+            for base in {name, _SUFFIX.sub("", name), name + "_total"}:  # OpenMetrics announces without _total
                 if base in self._wanted:
                     groups[base].append(line)
-                    break
         if not page.names:
             raise NotAPage("no metrics in the answer")
         for base, lines in groups.items():
@@ -108,22 +106,23 @@ class PageReader:
         except (ValueError, KeyError, IndexError, TypeError):
             page.dropped[base] += 1
             return
+        printed = {match[1] for line in lines if (match := _SAMPLE.match(line))}
         for family in families:
             for sample in family.samples:
-                name = self.canonical(sample.name)
+                said = sample.name
+                if said not in printed:  # the parser adds _total to counters that an engine shows without it
+                    said = said.removesuffix("_total")
+                name = self.canonical(said)
+                if family.type == "counter" or name.endswith(_GROWING):
+                    page.growing.add(name)
                 labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._mirrors))
                 series = page.samples[name]
                 key = (name, labels)
-                if not _possible(name, sample.value):
+                if not (abs(sample.value) < _BEYOND and (sample.value >= 0 or name not in page.growing)):
                     page.dropped[base] += 1
                     page.bad.add(key)
                     continue
                 series[key] = max(series.get(key, -math.inf), sample.value)
-
-
-def _possible(name: str, value: float) -> bool:
-    """Whether a sample can have this value; counts are never negative, and nothing is beyond all measure."""
-    return abs(value) < _BEYOND and (value >= 0 or not name.endswith(("_total", "_bucket", "_count")))
 
 
 class Increases:
@@ -160,7 +159,7 @@ class Increases:
     def of(self, key: Key, value: float) -> float:
         """What the counter *key* grew by, 0 on the first page."""
         grown = value - self._reference(key, value)
-        return grown if grown >= 0 else value
+        return grown if grown >= 0 else max(value, 0.0)
 
     def window(self, group: Mapping[str, Iterable[tuple[Key, float]]]) -> Window | None:
         """What came into one histogram series; None if its buckets make no sense.
@@ -192,7 +191,7 @@ class Increases:
             return abs(page.started_at - self._started_at) > _RESTART_SECONDS
         fell = kept = 0
         for name, series in page.samples.items():
-            if name.endswith(("_total", "_count")):
+            if name in page.growing and not name.endswith("_bucket"):
                 for key, value in series.items():
                     before = self._last.get(key, 0.0)
                     fell += value < before
@@ -209,3 +208,11 @@ def histograms(page: Page, name: str) -> Iterator[tuple[dict[str, str], dict[str
             groups.setdefault(labels, {}).setdefault(suffix, []).append((key, value))
     for labels, group in groups.items():
         yield dict(labels), group
+
+
+def totals(page: Page, name: str, count: str) -> Iterator[tuple[dict[str, str], dict[str, list[tuple[Key, float]]]]]:
+    """The same for an engine that tells a sum (*name*) and how many it is of (*count*) as two counters."""
+    counts = {key[1]: (key, value) for key, value in page.samples.get(count, {}).items()}
+    for key, value in page.samples.get(name, {}).items():
+        if key[1] in counts:
+            yield dict(key[1]), {"_sum": [(key, value)], "_count": [counts[key[1]]]}

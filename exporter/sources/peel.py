@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+
+from exporter.engines.profile import RANK_PARTS
 
 _CRI = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
@@ -38,13 +41,17 @@ _TIME_KEYS = ("timestamp", "time", "ts", "@timestamp", "asctime")
 _STACK_KEYS = ("exc_info", "exception", "traceback", "stack", "stack_trace", "error.stack")
 
 
+NO_RANKS: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Record:
     """One line, peeled. *shaped* says that the line starts a record by its own shape; else it may continue one.
 
     *process* is the ``name pid=n`` some servers put before every line of a process, raw output included.
     *level* is ``error``, ``warning``, ``below`` or empty where the line tells none. *place* is what identifies
-    the call that printed it. *fields* are those of a JSON line, nested ones by dotted name.
+    the call that printed it. *ranks* are the parts of the rank that the shape tells. *fields* are those of a JSON
+    line, nested ones by dotted name.
     """
 
     text: str
@@ -54,6 +61,7 @@ class Record:
     process: str = ""
     place: str = ""
     stack: str = ""
+    ranks: Mapping[str, str] = field(default_factory=lambda: NO_RANKS)
     fields: Mapping[str, Any] | None = None
 
 
@@ -96,11 +104,12 @@ class Unwrapper:
 
 
 class Shape:
-    """What stands before a message; *regex* may have the groups level, time, place and process."""
+    """What stands before a message; *regex* may have the groups level, time, place, process, and parts of the rank."""
 
     def __init__(self, regex: re.Pattern[str]) -> None:
         self._match = regex.match
         self._groups = tuple(name for name in ("level", "time", "place", "process") if name in regex.groupindex)
+        self._ranks = tuple(name for name in RANK_PARTS if name in regex.groupindex)
 
     def record(self, text: str, process: str) -> Record | None:
         """*text* as a record of this shape."""
@@ -111,6 +120,8 @@ class Shape:
         for name in self._groups:
             if value := match[name]:
                 setattr(record, name, value)
+        if self._ranks and (ranks := {name: text for name in self._ranks if (text := match[name])}):
+            record.ranks = ranks
         record.level = _level(record.level)
         return record
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from exporter.catalog import BY_SHORT
 from exporter.engines.profile import Profile
 from exporter.refine import Window
 
@@ -65,6 +66,8 @@ class PageReader:
     def __init__(self, profile: Profile) -> None:
         wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
         self._wanted = wanted | {START_TIME}
+        counters = (rules for short, rules in profile.page_rules().items() if BY_SHORT[short].kind == "counter")
+        self._counters = {name for rules in counters for rule in rules for name in (*rule.names, *rule.less)}
         self._mirrors = set(profile.labels.mirrors)
         self._starts = {start.rstrip(":_"): start for start in profile.detect.metrics}
         starts = "|".join(map(re.escape, self._starts))
@@ -113,7 +116,7 @@ class PageReader:
                 if said not in printed:  # the parser adds _total to counters that an engine shows without it
                     said = said.removesuffix("_total")
                 name = self.canonical(said)
-                if family.type == "counter" or name.endswith(_GROWING):
+                if family.type == "counter" or name.endswith(_GROWING) or name in self._counters:
                     page.growing.add(name)
                 labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._mirrors))
                 series = page.samples[name]
@@ -159,7 +162,7 @@ class Increases:
     def of(self, key: Key, value: float) -> float:
         """What the counter *key* grew by, 0 on the first page."""
         grown = value - self._reference(key, value)
-        return grown if grown >= 0 else max(value, 0.0)
+        return grown if grown >= 0 else value
 
     def window(self, group: Mapping[str, Iterable[tuple[Key, float]]]) -> Window | None:
         """What came into one histogram series; None if its buckets make no sense.

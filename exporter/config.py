@@ -84,6 +84,8 @@ class ScrapeConfig:
     """Certificates trusted beside the system's, for an engine behind https."""
     insecure_skip_verify: bool = False
     """Accept any certificate of the engine."""
+    iterations: bool = False
+    """Also read the records of iterations (TensorRT-LLM); what is read is gone for any other reader."""
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 300:

@@ -23,12 +23,13 @@ from exporter.config import Config
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
-from exporter.sources import scrape
+from exporter.sources import iterations, scrape
 from exporter.sources.checkpoint import Checkpoint
 from exporter.sources.chunks import LineSource
 from exporter.sources.fetch import Access, Server
 from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
+from exporter.sources.iterations import IterationSource
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
 from exporter.sources.scrape import ScrapeSource
@@ -105,8 +106,11 @@ class Sidecar:
         """The sources that the settings ask for, by name."""
         config, sources = self.config, dict[str, Source]()
         if config.engine.url:
-            self._scrape = self._build_scrape(session)
+            server = self._server(session)
+            self._scrape = self._build_scrape(server)
             sources[scrape.SOURCE] = self._scrape
+            if config.scrape.iterations:
+                sources[iterations.SOURCE] = self._build_iterations(server)
         if config.state_dir is not None:
             with contextlib.suppress(OSError):  # the checkpoint says what it means that it cannot be written
                 config.state_dir.mkdir(parents=True, exist_ok=True)
@@ -187,7 +191,7 @@ class Sidecar:
             seen = _stamp(self._path)
             self.reload()
 
-    def _build_scrape(self, session: aiohttp.ClientSession) -> ScrapeSource:
+    def _server(self, session: aiohttp.ClientSession) -> Server:
         config = self.config.scrape
         access = Access(
             timeout=config.deadline,
@@ -196,15 +200,28 @@ class Sidecar:
             user=config.username,
             password_file=config.password_file,
         )
+        return Server(self.config.engine.url.rstrip("/"), session, access)
+
+    def _build_scrape(self, server: Server) -> ScrapeSource:
         return ScrapeSource(
-            Server(self.config.engine.url.rstrip("/"), session, access),
+            server,
             self._profile,
             self.store,
             self.lifecycle,
-            tick=_ticker(config.interval),
+            tick=_ticker(self.config.scrape.interval),
             clock=self._clock,
             recognised=self._recognised,
             model=self.config.engine.model,
+        )
+
+    def _build_iterations(self, server: Server) -> IterationSource:
+        return IterationSource(
+            server,
+            lambda: self._profile,
+            self._build_lines(iterations.SOURCE),
+            self.store,
+            tick=_ticker(self.config.scrape.interval),
+            clock=self._clock,
         )
 
     def _build_log(self, path: str, checkpoint: Checkpoint) -> LogSource:
@@ -214,8 +231,19 @@ class Sidecar:
             files = StandardInput(clock=self._clock, wall=self.store.wall)
         else:
             files = LogFiles(path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall)
+        return LogSource(
+            files,
+            self._build_lines("stdin" if path == "-" else path),
+            self.store,
+            tick=_ticker(config.interval),
+            recognise=self._recognise,
+            clock=self._clock,
+        )
+
+    def _build_lines(self, source: str) -> Lines:
+        config = self.config.log
         lines = Lines(
-            "stdin" if path == "-" else path,
+            source,
             self._profile or profiles.bundled(profiles.GENERIC),
             self.store,
             self.lifecycle,
@@ -226,14 +254,7 @@ class Sidecar:
             model=self.config.engine.model,
         )
         self.lines.append(lines)
-        return LogSource(
-            files,
-            lines,
-            self.store,
-            tick=_ticker(config.interval),
-            recognise=self._recognise,
-            clock=self._clock,
-        )
+        return lines
 
     def _recognise(self, data: bytes) -> None:
         """Find out from a log which engine writes it, once."""

@@ -32,7 +32,7 @@ from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Pattern
 from exporter.sidecar import Sidecar
-from exporter.sources import fetch, nvml, scrape, tail
+from exporter.sources import fetch, iterations, nvml, scrape, tail
 from exporter.strictyaml import Seconds, Size
 
 ROOT = Path(__file__).parent.parent
@@ -260,7 +260,9 @@ def test_every_dependency_has_its_reason() -> None:
 def _said_by_the_scrape() -> set[str]:
     """The reasons in ``Unreadable(reason, …)``; of one put together only the fixed part."""
     said = set()
-    for node in ast.walk(ast.parse(inspect.getsource(scrape) + inspect.getsource(fetch))):
+    for node in ast.walk(
+        ast.parse(inspect.getsource(scrape) + inspect.getsource(fetch) + inspect.getsource(iterations))
+    ):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unreadable":
             reason = node.args[0]
             parts = ast.walk(reason) if not isinstance(reason, ast.IfExp) else (reason.body, reason.orelse)

@@ -68,10 +68,6 @@ def drive(watcher: Watcher, server: Server, concurrency: int, requests: int):
     return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=10, tokens=32)
 
 
-def errors(page: Page) -> dict[str, float]:
-    return {dict(k)["kind"]: v for k, v in page.all("errors_total").items() if v}
-
-
 def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Server, watcher: Watcher) -> None:
     page = watcher.page()
     assert page("engine_up") == 0
@@ -87,7 +83,7 @@ def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Ser
     assert page("kv_cache_capacity_tokens") > 50_000
     assert page.all("upstream_metric_missing") == {}
     assert page("requests_total", outcome="ok") == 0
-    assert errors(page) == {}
+    assert page.errors() == {}
 
 
 def test_2_the_page_agrees_with_what_the_client_saw(server: Server, watcher: Watcher, page_only: Watcher) -> None:
@@ -102,7 +98,7 @@ def test_2_the_page_agrees_with_what_the_client_saw(server: Server, watcher: Wat
             if not (wrong := disagreements(concurrency, seen, most, before, page, gap)):
                 break
         assert not wrong, f"c={concurrency}, {ATTEMPTS} times: {wrong}"
-    assert errors(watcher.page()) == {}
+    assert watcher.page().errors() == {}
 
 
 def check_counts(seen: list[Seen], before: Page, page: Page) -> None:
@@ -178,7 +174,7 @@ def test_3_who_hangs_up_is_aborted_and_who_asks_too_much_is_rejected(server: Ser
     page = watcher.settled()
     for outcome, count in (("ok", 0), ("aborted", 3), ("rejected", 1), ("error", 0)):
         assert page("requests_total", outcome=outcome) - before("requests_total", outcome=outcome) == count
-    assert errors(page) == {}
+    assert page.errors() == {}
 
 
 async def drive_and_kill(server: Server) -> list[Seen]:
@@ -193,7 +189,7 @@ async def drive_and_kill(server: Server) -> list[Seen]:
 def test_4_a_killed_core_is_exactly_one_failure(server: Server, watcher: Watcher) -> None:
     asyncio.run(drive_and_kill(server))
     until(lambda: watcher.page()("engine_up") == 0, 20, "engine down")
-    until(lambda: errors(watcher.page()) == {"engine_dead": 1.0}, 10, "one failure")
+    until(lambda: watcher.page().errors() == {"engine_dead": 1.0}, 10, "one failure")
     page = watcher.page()
     assert page.all("requests_running") == page.all("requests_waiting") == page.all("kv_cache_usage_ratio") == {}
     assert page("engine_phase", state="dead") == 1
@@ -217,5 +213,5 @@ def test_5_after_a_restart_counters_go_on_and_a_planned_stop_is_no_failure(serve
     server.stop(signal.SIGTERM)
     until(lambda: watcher.page()("source_up", source="metrics") == 0, 20, "page gone")
     page = watcher.page()
-    assert errors(page) == {"engine_dead": 1.0}
+    assert page.errors() == {"engine_dead": 1.0}
     assert (page("engine_phase", state="stopping"), page("engine_up")) == (1, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-_ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
+_ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"  # who names OpenMetrics is given it, whatever the order of preference
 _NOBODY = "(is the server up, and is this its address?)"
 
 

@@ -83,6 +83,8 @@ class PageReader:
                 continue
             name = self.canonical(match[1])
             page.names.add(name)
+            if name != match[1]:  # a page may announce one form of a name and use the other
+                line = line[: match.start(1)] + name + line[match.end(1) :]
             for base in {name, _SUFFIX.sub("", name), name + "_total"}:  # OpenMetrics announces without _total
                 if base in self._wanted:
                     groups[base].append(line)
@@ -112,10 +114,9 @@ class PageReader:
         printed = {match[1] for line in lines if (match := _SAMPLE.match(line))}
         for family in families:
             for sample in family.samples:
-                said = sample.name
-                if said not in printed:  # the parser adds _total to counters that an engine shows without it
-                    said = said.removesuffix("_total")
-                name = self.canonical(said)
+                name = sample.name
+                if name not in printed:  # the parser adds _total to counters that an engine shows without it
+                    name = name.removesuffix("_total")
                 if family.type == "counter" or name.endswith(_GROWING) or name in self._counters:
                     page.growing.add(name)
                 labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._mirrors))

@@ -81,7 +81,6 @@ def test_tensor_parallel_preemption_and_a_lost_worker(start) -> None:
     server, watcher = start("--tensor-parallel-size", "2", "--num-gpu-blocks-override", str(BLOCKS), seconds=240)
     before = watcher.settled()
     assert before.labelled("parallelism", "dimension") == {"tensor": 2, "pipeline": 1, "data": 1}
-    assert set(before.labelled("rank_weights_bytes", "rank")) == {"0", "1"}
     assert before("kv_cache_capacity_tokens") == BLOCKS * BLOCK_TOKENS
     assert before("engine_info", engine="vllm", version="0.32.0", model="tiny", dtype="float32") == 1
 
@@ -125,8 +124,9 @@ def test_data_parallel_ranks_each_count_for_themselves(start) -> None:
 
 def test_a_start_without_room_for_one_request_is_told(start) -> None:
     server, watcher = start("--num-gpu-blocks-override", "8")
-    with pytest.raises(AssertionError, match="max seq len"):
+    with pytest.raises(AssertionError):  # it ends before it is healthy
         server.start(120)
+    assert "To serve at least one request with the model's max seq len" in server.log.read_text()
     until(lambda: watcher.page().errors() == {"kv_cache": 1, "engine_dead": 1}, 10, "both failures")
     page = watcher.page()
     assert page("engine_up") == 0

@@ -145,13 +145,14 @@ def test_history_gives_facts_and_no_counts() -> None:
     assert reader.told() == {
         "engine_limit{name=max_running_requests}": 8.0,
         "kv_cache_capacity_tokens{model=,rank=0}": 1048576.0,
+        "parallelism{dimension=data}": 1.0,
     }
 
 
 def test_a_new_start_forgets_the_facts_of_the_last() -> None:
     reader = Reader("vllm").feed(START)
     reader.feed("(APIServer pid=3) INFO 11-30 08:26:03 [api_utils.py:286] non-default args: {'port': 1}\n")
-    assert reader.told() == {}
+    assert reader.told() == {"parallelism{dimension=data}": 1.0}
     assert reader.lifecycle.phase == "starting"
 
 

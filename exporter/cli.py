@@ -7,8 +7,8 @@ import asyncio
 import dataclasses
 import errno
 import logging
-import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,8 +209,8 @@ def _guard(start: Any, config: settings.Config) -> None:
         address = config.web.listen_address
         if error.errno == errno.EADDRINUSE:
             fail((f"web.listen_address {address}: already in use; stop what listens there or choose another",))
-        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL):
-            fail((f"web.listen_address {address}: {os.strerror(error.errno)}",))
+        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL) or isinstance(error, socket.gaierror):
+            fail((f"web.listen_address {address}: {error.strerror}",))
         log.critical("stopped by a bug", exc_info=True)
         sys.exit(1)
     except BaseException as error:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import ssl
 import time
@@ -32,6 +33,7 @@ from exporter.sources.gpu import GpuSource
 from exporter.sources.iterations import IterationSource
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
+from exporter.sources.peel import Unwrapper
 from exporter.sources.scrape import ScrapeSource
 from exporter.sources.stdin import StandardInput
 from exporter.store import Store
@@ -68,6 +70,7 @@ class Sidecar:
         self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []
+        self._errors_counted: dict[str, tuple[float | None, float]] = {}
         self._path = path
         self._overrides = overrides
         self._clock = clock
@@ -115,7 +118,7 @@ class Sidecar:
             with contextlib.suppress(OSError):  # the checkpoint says what it means that it cannot be written
                 config.state_dir.mkdir(parents=True, exist_ok=True)
         checkpoint = Checkpoint(config.state_dir)
-        for path in config.log.paths:
+        for path in dict.fromkeys(path if path == "-" else os.path.normpath(path) for path in config.log.paths):
             source = self._build_log(path, checkpoint)
             sources[self.lines[-1].source] = source
             self._logs.append(source)
@@ -251,6 +254,7 @@ class Sidecar:
             patterns=config.patterns,
             fields=config.fields,
             window=config.collapse,
+            counted=self._errors_counted,
             model=self.config.engine.model,
         )
         self.lines.append(lines)
@@ -258,7 +262,7 @@ class Sidecar:
 
     def _recognise(self, data: bytes) -> None:
         """Find out from a log which engine writes it, once."""
-        if self._profile is None and (engine := profiles.of_log(data)):
+        if self._profile is None and (engine := profiles.of_log(Unwrapper().feed(data))):
             log.info("engine recognised: engine=%s by=log", engine)
             self._recognised(profiles.bundled(engine))
 

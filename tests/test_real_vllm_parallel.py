@@ -91,7 +91,9 @@ def test_tensor_parallel_preemption_and_a_lost_worker(start) -> None:
     assert page.errors() == {}
 
     async def drive_and_kill() -> None:
-        running = asyncio.create_task(closed_loop(server.url, "tiny", concurrency=2, requests=2, tokens=256))
+        running = asyncio.create_task(
+            closed_loop(server.url, "tiny", concurrency=4, requests=4, seconds=30, tokens=256)
+        )
         await asyncio.to_thread(until, lambda: watcher.page()("requests_running") > 0, 20, "requests run")
         workers = [pid for pid, command in server.children().items() if "Worker" in command]
         assert len(workers) == 2, server.children()
@@ -106,9 +108,9 @@ def test_tensor_parallel_preemption_and_a_lost_worker(start) -> None:
 
 def test_data_parallel_ranks_each_count_for_themselves(start) -> None:
     server, watcher = start("--data-parallel-size", "2", seconds=300)
+    until(lambda: set(watcher.page().labelled("requests_running", "rank")) == {"0", "1"}, 20, "both ranks' gauges")
     before = watcher.settled()
     assert before("parallelism", dimension="data") == 2
-    assert set(before.labelled("requests_running", "rank")) == {"0", "1"}
     most = {"0": 0.0, "1": 0.0}
 
     def watch() -> None:

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from harness import Clock
 from realengine import free_port, get, until
 
 from exporter import catalog
@@ -176,6 +178,50 @@ def test_a_port_in_use_is_one_clear_line_and_2() -> None:
         f"web.listen_address 127.0.0.1:{first.port}: already in use; stop what listens there or choose another"
     )
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "256.1.1.1"])
+def test_an_address_that_cannot_be_had_is_one_clear_line_and_2(host: str) -> None:
+    command = [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"{host}:10777"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"web.listen_address {host}:10777: ")
+    assert "Traceback" not in result.stderr
+
+
+async def test_one_failure_told_by_two_logs_of_an_engine_is_one(tmp_path: Path) -> None:
+    logs = [tmp_path / "a.log", tmp_path / "b.log"]
+    for log in logs:
+        log.touch()
+    paths = (*map(str, logs), f"{tmp_path}/./a.log")
+    clock = Clock()
+    sidecar = Sidecar(Config(log=LogConfig(paths=paths), gpus=NO_GPU), clock=clock)
+    async with aiohttp.ClientSession() as session:
+        sources = sidecar.build(session)
+    assert list(sources) == [str(log) for log in logs]
+    for lines in sidecar.lines:
+        lines.feed(b"2026-11-30 10:00:00 ERROR CUDA error: boom\n", history=False)
+        lines.feed(b"2026-11-30 10:00:01 INFO next\n", history=False)
+    clock.pass_(1.0)
+    for source in sources.values():
+        await source.once()
+    assert sidecar.store.counters[catalog.ERRORS]["cuda", "log"] == 1
+
+
+@pytest.mark.parametrize("before", ["2026-11-30T10:00:00.123456789Z stderr F ", "\x1b[0;36m"])
+async def test_an_engine_is_recognised_through_what_a_runtime_puts_around_its_lines(
+    tmp_path: Path, before: str
+) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    sidecar = Sidecar(Config(log=LogConfig(paths=(str(log),)), gpus=NO_GPU))
+    async with aiohttp.ClientSession() as session:
+        source = sidecar.build(session)[str(log)]
+    await source.once()
+    after = "\x1b[0;0m" if before.startswith("\x1b") else ""
+    log.write_text(f"{before}(APIServer pid=1){after} INFO 11-30 07:26:03 [api_utils.py:286] non-default args: {{}}\n")
+    await source.once()
+    assert sidecar.lifecycle.engine == "vllm"
 
 
 def test_a_bug_ends_it_with_1_and_a_traceback() -> None:

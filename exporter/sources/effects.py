@@ -1,6 +1,5 @@
 """What a matched line says, put where it belongs: into the store, among the facts, or among the gauges."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 
@@ -13,6 +12,9 @@ from exporter.store import Store
 
 _LABEL = re.compile(r"[\w./:@+ -]{1,64}")
 _MAX_GAUGES = 256
+_BEYOND = 1e18  # of any unit; more than an engine can do, and sums of it stay numbers
+_LONGEST = 86400.0  # seconds
+_HEAVIEST = 1_000_000  # observations one line can stand for
 
 
 class Effects:
@@ -51,7 +53,7 @@ class Effects:
         self,
         signal: Signal,
         value: float,
-        weight: int = 1,
+        weight: float | None = 1,
         match: re.Match[str] | None = None,
         *,
         ranks: Mapping[str, str] = NO_RANKS,
@@ -60,17 +62,19 @@ class Effects:
         """One signal of a line, *value* in base units; what cannot be true is dropped and counted."""
         family = signal.family
         labels = self._labels(signal, match, ranks)
+        most = _LONGEST if family.kind == "histogram" else _BEYOND
+        if labels is None or not 0 <= value < most or weight is None or not 0 <= weight <= _HEAVIEST:
+            self._store.drop(family)
+            return
         if signal.total:
             value = self._increase(signal, rank_of(match, ranks), value)
-        if labels is None or not (0 <= value < math.inf and weight >= 0):
-            self._store.drop(family)
-        elif fact:
+        if fact:
             if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
                 self._facts[family, labels] = value
         elif weight:
             self._lifecycle.worked(finished=family.kind != "gauge")
             if family.kind == "histogram":
-                self._store.observe(family, labels, value, weight, origin="log")
+                self._store.observe(family, labels, value, int(weight), origin="log")
             elif family.kind == "counter":
                 self._store.count(family, labels, value * weight, origin="log")
             elif len(self._gauges) < _MAX_GAUGES:

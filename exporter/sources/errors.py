@@ -42,7 +42,8 @@ class Errors:
     record of its process begins, or by time if none comes; of the kinds its message and its exceptions fit, it is
     the one of highest precedence, for the last exception of a crash often only follows the cause. The same
     kind within *window* seconds is the same failure (eight ranks print one crash eight times). After the engine has
-    said that it stops, nothing counts until it starts again; after it died, only what may have killed it.
+    said that it stops, nothing counts until it starts again; after it died, only what may have killed it. *last* is
+    when each kind was counted, shared by the logs of one engine.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Errors:
         count: Callable[[str], None],
         *,
         window: float = 10.0,
+        last: dict[str, tuple[float | None, float]] | None = None,
     ) -> None:
         self.gates = tuple(dict.fromkeys((*rules.gates, *shared.gates)))
         self._kinds = [  # what the engine says in its own words stands above what those words mean elsewhere
@@ -66,13 +68,14 @@ class Errors:
         self._count = count
         self._window = window
         self._blocks: dict[str, _Block] = {}
-        self._last: dict[str, tuple[float | None, float]] = {}
+        self._last = {} if last is None else last
         self._died_in: int | None = None
         self._attention = 0
 
     def remember(self, before: "Errors") -> None:
         """Go on where *before* stops, as after a reload: what it counted is not to be counted again."""
-        self._blocks, self._last, self._died_in = before._blocks, before._last, before._died_in
+        self._blocks, self._died_in = before._blocks, before._died_in
+        self._last.update(before._last)
 
     @property
     def following(self) -> bool:

@@ -34,7 +34,8 @@ _Rule = Pattern | Echo | Fields | None
 class Lines:
     """One log's lines, turned into counts, observations and gauges in the *store*.
 
-    *patterns* and *fields* are the user's, beside those of the profile.
+    *patterns* and *fields* are the user's, beside those of the profile. *counted* is when each kind of error was,
+    shared by the logs of one engine, which may tell one failure each.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Lines:
         patterns: Iterable[Pattern] = (),
         fields: dict[str, Signal | tuple[Signal, ...]] | None = None,
         window: float = 10.0,
+        counted: dict[str, tuple[float | None, float]] | None = None,
         model: str = "",
     ) -> None:
         self.source = source
@@ -57,6 +59,7 @@ class Lines:
         self._patterns = tuple(patterns)
         self._own_fields = fields or {}
         self._window = window
+        self._counted = {} if counted is None else counted
         self._unwrapper = Unwrapper()
         self._effects = Effects(store, lifecycle, clock, model=model)
         self._pairs = Pairs()
@@ -84,7 +87,9 @@ class Lines:
         log = profile.log
         self._shapes = [Shape(regex) for regex in log.records or bundled(GENERIC).log.records]
         before = getattr(self, "_errors", None)
-        self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
+        self._errors = Errors(
+            log.errors, shared(), self._lifecycle, self._error, window=self._window, last=self._counted
+        )
         if before is not None:
             self._errors.remember(before)
         self._ranks.clear()
@@ -235,7 +240,7 @@ class Lines:
             for signal in pattern.signals:
                 value = _value(signal, match, elapsed)
                 if value is not None:
-                    weight = int(float(match[signal.weight])) if signal.weight else 1
+                    weight = number(match[signal.weight], "") if signal.weight else 1.0
                     self._effects.apply(signal, value, weight, match, ranks=ranks, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))

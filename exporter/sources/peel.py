@@ -11,7 +11,8 @@ import msgspec
 
 from exporter.engines.profile import RANK_PARTS
 
-_CRI = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
+_CRI = re.compile(rb"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
+_CRI_STREAMS = (b" stdout F", b" stderr F", b" stdout P", b" stderr P")
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
 _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
@@ -68,17 +69,17 @@ class Record:
 class Unwrapper:
     """Takes container-runtime prefixes and colours off whole chunks; joins lines the runtime split.
 
-    A file is in the container runtime's format if its first line is. Parts are joined per stream, bounded.
+    A file is in the container runtime's format from the first line that is. Parts are joined per stream, bounded.
     """
 
     def __init__(self) -> None:
-        self._cri: bool | None = None
+        self._cri = False
         self._parts: dict[bytes, bytes] = {}
 
     def feed(self, data: bytes) -> bytes:
         """Whole lines in, whole lines out."""
-        if self._cri is None and data:
-            self._cri = _CRI.match(data) is not None
+        if not self._cri and any(stream in data for stream in _CRI_STREAMS):
+            self._cri = _CRI.search(data) is not None
         if self._cri:
             data = self._unwrap(data)
         if b"\x1b" in data or b"\xc2\x9b" in data:

@@ -341,3 +341,39 @@ def test_a_total_that_lines_repeat_counts_by_what_it_grew(lines: list[str], fini
 def test_a_mistake_in_the_newer_keys_is_told(change: tuple[str, str], problem: str) -> None:
     with pytest.raises(strictyaml.ConfigError, match=problem):
         strictyaml.parse(PARALLEL.replace(*change), Profile, "acme.yaml")
+
+
+WEIGHTED = """
+engine: acme
+log:
+  patterns:
+    - name: steps
+      regex: 'mean (?P<ms>\\S+) ms of (?P<n>\\S+) steps'
+      signals:
+        - {signal: step_latency_seconds, value: ms, unit: ms, weight: n, labels: {phase: decode}}
+        - {signal: tokens_total, value: n, labels: {kind: generation}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ms", "n", "observed"),
+    [
+        ("20", "5", 5),
+        ("20", "9" * 400, 0),
+        ("20", "9" * 300, 0),
+        ("9" * 400, "5", 0),
+        ("9" * 12, "5", 0),  # thirty years
+        ("nan", "inf", 0),
+        ("-1", "-1", 0),
+        ("20", "many", 0),
+    ],
+)
+def test_no_number_in_a_line_is_too_much(ms: str, n: str, observed: int) -> None:
+    reader = Reader(strictyaml.parse(WEIGHTED, Profile, "acme.yaml"))
+    for _ in range(3):
+        reader.feed(f"mean {ms} ms of {n} steps")
+    found = reader.store.histograms.get(catalog.STEP_LATENCY, {}).get(("", "decode", "log"))
+    assert (found.cumulative()[-1] if found else 0) == 3 * observed
+    assert all(value < 1e19 for series in reader.store.counters.values() for value in series.values())
+    if not observed:
+        assert reader.store.counters[catalog.SERIES_DROPPED]["stopline_step_latency_seconds",] == 3

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -203,18 +204,25 @@ def _guard(start: Any, config: settings.Config) -> None:
     """Run *start*; what a user can mend ends with one line and 2, a bug with its traceback and 1."""
     try:
         start()
-    except ConfigError as error:
-        fail(error.problems)
-    except OSError as error:
-        address = config.web.listen_address
-        if error.errno == errno.EADDRINUSE:
-            fail((f"web.listen_address {address}: already in use; stop what listens there or choose another",))
-        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL) or isinstance(error, socket.gaierror):
-            fail((f"web.listen_address {address}: {error.strerror}",))
-        log.critical("stopped by a bug", exc_info=True)
-        sys.exit(1)
+    except (ConfigError, SystemExit) as error:
+        if isinstance(error, ConfigError):
+            fail(error.problems)
+        raise
     except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
+        address = config.web.listen_address
+        if _reader_left(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            fail((f"web.listen_address {address}: already in use; stop what listens there or choose another",))
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) in (errno.EACCES, errno.EADDRNOTAVAIL):
+            fail((f"web.listen_address {address}: {getattr(error, 'strerror', '')}",))
         log.critical("stopped by a bug", exc_info=True)
         sys.exit(1)
+
+
+def _reader_left(error: BaseException) -> bool:
+    """Whether all that went wrong is that nobody reads our output any more, as in ``stopline demo | head``."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(BrokenPipeError)[1] is None
+    return isinstance(error, BrokenPipeError)

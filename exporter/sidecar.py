@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 2.0
 _RELOAD_SECONDS = 5.0
+_TELL_AGAIN_SECONDS = 60.0
 _LAST_READ_SECONDS = 1.0
 
 
@@ -93,7 +96,8 @@ class Sidecar:
         ExceptionGroup if a source failed through a bug.
         """
         app = build_app(self.registry, ready=self.waiting_for, rows=lambda: overview.rows(self.store, self.lifecycle))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        asyncio.get_running_loop().set_exception_handler(_Quiet())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS, logger=_server_log())
         await runner.setup()
         try:
             host, port = self.config.web.host_port()
@@ -186,7 +190,8 @@ class Sidecar:
         seen = _stamp(self._path)
         while True:
             try:
-                await asyncio.wait_for(self._reload.wait(), _RELOAD_SECONDS)
+                async with asyncio.timeout(_RELOAD_SECONDS):
+                    await self._reload.wait()
             except TimeoutError:
                 if (now := _stamp(self._path)) == seen or now is None:
                     continue
@@ -287,6 +292,32 @@ class Sidecar:
     def _set_thresholds(self) -> None:
         lines = asdict(self.config.thresholds)
         self.store.fixed[catalog.THRESHOLD] = {(line,): float(value) for line, value in lines.items()}
+
+
+class _Quiet:
+    """What asyncio reports and nobody awaits. Out of file descriptors it does so thousands of times a second."""
+
+    def __init__(self) -> None:
+        self._told_at = -_TELL_AGAIN_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._told_at >= _TELL_AGAIN_SECONDS:
+            self._told_at = loop.time()
+            log.warning("connections are not accepted: %s", os.strerror(error.errno))
+
+
+def _server_log() -> logging.Logger:
+    """The HTTP server's log, without what clients send that is no HTTP."""
+    server = logging.getLogger("aiohttp.server")
+    server.addFilter(_is_ours)
+    return server
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _forever(source: Source) -> None:

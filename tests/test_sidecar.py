@@ -1,6 +1,8 @@
 """The whole process: start, stop, reload, failure. Subprocesses where signals and exit codes matter."""
 
 import asyncio
+import errno
+import logging
 import signal
 import socket
 import subprocess
@@ -222,6 +224,39 @@ async def test_an_engine_is_recognised_through_what_a_runtime_puts_around_its_li
     log.write_text(f"{before}(APIServer pid=1){after} INFO 11-30 07:26:03 [api_utils.py:286] non-default args: {{}}\n")
     await source.once()
     assert sidecar.lifecycle.engine == "vllm"
+
+
+async def test_bytes_that_are_no_http_and_too_many_connections_do_not_fill_the_log(caplog) -> None:
+    sidecar, stop = Sidecar(Config(web=LOCAL, gpus=NO_GPU)), asyncio.Event()
+    task = asyncio.create_task(sidecar.run(stop))
+    while sidecar.address is None:
+        await asyncio.sleep(0.01)
+    reader, writer = await asyncio.open_connection(*sidecar.address)
+    writer.write(b"\x00forged\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        loop.call_exception_handler({"message": "accept", "exception": OSError(errno.EMFILE, "too many")})
+    loop.call_exception_handler({"message": "something else"})
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert said == ["connections are not accepted: Too many open files", "something else"]
+
+
+def test_a_demo_whose_reader_leaves_ends_quietly() -> None:
+    command = [sys.executable, "-m", "exporter", "demo", "--web.listen-address", f"127.0.0.1:{free_port()}"]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        demo.stdout.readline()
+        demo.stdout.close()
+        assert demo.wait(20) == 0
+        assert demo.stderr.read() == ""
+    finally:
+        demo.kill()
+        demo.wait(5)
+        demo.stderr.close()
 
 
 def test_a_bug_ends_it_with_1_and_a_traceback() -> None:

@@ -17,6 +17,7 @@ _TYPED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrup
 _QUOTED = re.compile(r"Worker failed with error ['\"]")
 _QUIET = 0.3  # seconds without a further line after which a complete record is judged
 _QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
+_LEAP_YEAR = 366 * 86400.0
 _MAX_LINES = 5000
 _NEXT = 2  # lines to look at after a traceback began, to see whether its lines carry no mark of their own
 _AMID = 64  # the same within such a traceback: lines of other ranks and threads may stand between
@@ -178,6 +179,7 @@ class Errors:
             return
         if last := self._last.get(kind):
             apart = abs(when - last[0]) if when is not None and last[0] is not None else now - last[1]
+            apart = min(apart, abs(apart - _LEAP_YEAR))  # a clock without a year begins anew
             if apart < self._window:
                 return
         self._last[kind] = (when, now)

@@ -62,6 +62,7 @@ class Upstream:
     def __init__(self) -> None:
         self.page: str | bytes = IDLE
         self.path = "/metrics"
+        self.moved: dict[str, str] = {}
         self.status = 200
         self.health = 200
         self.headers: dict[str, str] = {}
@@ -81,6 +82,8 @@ class Upstream:
         self.asked.append(request)
         if self.hold is not None:
             await self.hold.wait()
+        if to := self.moved.get(request.path):
+            return web.Response(status=307, headers={"Location": to})
         if request.path != self.path:
             raise web.HTTPNotFound
         body = self.page.encode() if isinstance(self.page, str) else self.page
@@ -565,3 +568,21 @@ async def test_a_server_without_a_page_is_not_asked_everywhere_at_every_poll(ses
         await rig.once()
     assert rig.reading.reason == "http_404"
     assert [request.path for request in upstream.asked[first:]] == ["/metrics"] * 20
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("/metrics/", ""),
+        ("{url}metrics/", ""),
+        ("http://127.0.0.2:1/metrics", "http_307"),
+        ("//127.0.0.2:1/metrics", "http_307"),
+        ("/metrics", "broken"),
+        ("http://[", "broken"),
+    ],
+)
+async def test_a_redirect_is_followed_on_the_same_server_only(session, upstream, location: str, reason: str) -> None:
+    upstream.path = "/metrics/"
+    upstream.moved = {"/metrics": location.format(url=upstream.url)}
+    rig = await Rig(session, upstream.url).once()
+    assert rig.reading.reason == reason

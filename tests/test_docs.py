@@ -184,6 +184,12 @@ def fields_table() -> str:
     return _table(("means", "names"), [(means, ", ".join(names)) for means, names in rows.items()])
 
 
+def hints_table() -> str:
+    known = map(profiles.bundled, profiles.names())
+    rows = [(p.title, hint.flag, hint.gives) for p in known for hint in p.hints]
+    return _table(("engine", "flag", "gives"), rows)
+
+
 def reasons_table(reasons: dict[str, remedies.Advice]) -> str:
     return _table(("reason", "cause", "remedy"), [(_code(reason), *advice) for reason, advice in reasons.items()])
 
@@ -194,6 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "engines": engines_table,
+    "hints": hints_table,
     "page reasons": lambda: reasons_table(remedies.PAGE),
     "log reasons": lambda: reasons_table(remedies.LOG),
     "gpu reasons": lambda: reasons_table(remedies.GPU),

@@ -1,4 +1,4 @@
-"""Why something cannot be read, and what to do: the words of the README's tables and of our log.
+"""Why something cannot be read, and what to do: the words of the README's tables, of our log and of the doctor.
 
 Markdown, as the tables hold it; `plain` is for a log or a terminal.
 """
@@ -24,7 +24,7 @@ PAGE = {
     "refused": Advice("nothing listens at `engine.url`", "normal while the server loads; else compare host and port"),
     "unreachable": Advice(
         "the host's name or route is wrong, or TLS failed",
-        "the log tells the detail; for TLS see `tls`",
+        "the log and `stopline doctor` tell the detail; for TLS see `tls`",
     ),
     "tls": Advice("the engine's certificate is not trusted", "give its authority as `scrape.ca_file`"),
     "timeout": Advice(
@@ -95,9 +95,33 @@ GPU = {
     ),
     "timeout": Advice("the driver does not answer", "look for Xid and hung tasks in the kernel's log"),
     "no_devices": Advice("no GPU fits `gpus.devices`", "compare it with `nvidia-smi -L` in this container"),
-    "unknown": Advice("NVML says something else", "run `nvidia-smi` in this container; the log tells the detail"),
+    "unknown": Advice(
+        "NVML says something else", "run `nvidia-smi` in this container; the log and `stopline doctor` tell the detail"
+    ),
 }
 """The GPUs."""
+
+SERVICE = {
+    "refused": Advice("nothing listens there", "compare host and port; is it started?"),
+    "unreachable": Advice(
+        "the host's name or route is wrong, or TLS failed", "look from this container; for TLS see `tls`"
+    ),
+    "tls": Advice("its certificate is not trusted", "give its authority in the variable `SSL_CERT_FILE`"),
+    "timeout": Advice("no answer within five seconds", "look at its own log and load"),
+    HTTP: Advice(
+        "it answers with this status",
+        "401 or 403: give `--prometheus-token-file` or `--grafana-token-file`; "
+        "404: give the address as people open it, with the path that a proxy puts before it",
+    ),
+    "credentials": Advice("the token file cannot be read", "mount it, readable for Stopline's user"),
+    "too_large": Advice("the answer is larger than 64 MiB", "ask a Prometheus that holds less"),
+    "broken": Advice("the connection was cut, or the answer is no HTTP", "look for a proxy between the two"),
+    "not_its_api": Advice(
+        "the answer is not that of its API: a login page, or another program",
+        "give the address of Prometheus or Grafana itself, and a token where a proxy asks for one",
+    ),
+}
+"""Prometheus and Grafana, as `stopline doctor` asks them."""
 
 MODEL_UNKNOWN = Advice("neither page nor log has told the name yet, or this engine never does", "set `engine.model`")
 METRIC_MISSING = Advice(
@@ -112,7 +136,7 @@ UNMATCHED = Advice(
     "the engine was not recognised, or its level hides these lines",
     "set `engine.name`; start the engine at level INFO",
 )
-"""Rows of the table of symptoms."""
+"""Rows of the table of symptoms that the doctor, too, can see."""
 
 
 def of(reasons: Mapping[str, Advice], reason: str) -> Advice:

@@ -29,6 +29,7 @@ from prometheus_client import generate_latest
 from exporter import catalog, cli, config, demo, remedies, strictyaml
 from exporter.catalog import Family
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
+from exporter.doctor import services
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Pattern
 from exporter.sidecar import Sidecar
@@ -204,6 +205,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "page reasons": lambda: reasons_table(remedies.PAGE),
     "log reasons": lambda: reasons_table(remedies.LOG),
     "gpu reasons": lambda: reasons_table(remedies.GPU),
+    "service reasons": lambda: reasons_table(remedies.SERVICE),
 }
 
 
@@ -287,9 +289,10 @@ def test_every_reason_has_a_cause_and_a_remedy() -> None:
     assert set(remedies.PAGE) == _said(scrape, fetch, iterations)
     assert set(remedies.LOG) == set(typing.get_args(chunks.Reason))
     assert set(remedies.GPU) == set(typing.get_args(nvml.Reason))
+    assert set(remedies.SERVICE) == _said(fetch, services)
 
 
-def test_symptoms_read_as_here() -> None:
+def test_symptoms_that_the_doctor_tells_read_as_here() -> None:
     told = (remedies.MODEL_UNKNOWN, remedies.METRIC_MISSING, remedies.UNPARSED, remedies.UNMATCHED)
     assert [advice for advice in told if f" | {advice.cause} | {advice.remedy} |\n" not in readme()] == []
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -57,7 +57,10 @@ class Source(Protocol):
 
 
 class Sidecar:
-    """One engine's sidecar. *overrides* are the flags, by section, kept for a reload of *path*."""
+    """One engine's sidecar. *overrides* are the flags, by section, kept for a reload of *path*.
+
+    *from_start* counts what the logs hold already, too.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Sidecar:
         *,
         path: Path | None = None,
         overrides: dict[str, dict[str, Any]] | None = None,
+        from_start: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -73,17 +77,21 @@ class Sidecar:
         self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []
+        self.logs: list[LogSource] = []
+        self.scrape: ScrapeSource | None = None
+        self.gpus: GpuSource | None = None
+        self.profile = config.profile()
+        """How page and log are read; None until the engine is recognised."""
+        self.recognised_by: Literal["settings", "metrics", "log"] = "settings"
         self._errors_counted: dict[str, tuple[float | None, float]] = {}
         self._path = path
         self._overrides = overrides
+        self._from_start = from_start
         self._clock = clock
-        self._profile = config.profile()
-        self._scrape: ScrapeSource | None = None
-        self._logs: list[LogSource] = []
         self._expected: list[str] = []
         self._reload = asyncio.Event()
-        if self._profile is not None:
-            self.lifecycle.engine = self._profile.engine
+        if self.profile is not None:
+            self.lifecycle.engine = self.profile.engine
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(StoreCollector(self.store, self.lifecycle))
         ProcessCollector(registry=self.registry)
@@ -104,18 +112,22 @@ class Sidecar:
             await web.TCPSite(runner, host, port).start()
             self.address = runner.addresses[0][:2]
             log.info("listening: address=%s", self.config.web.listen_address)
-            async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
-                await self._run_sources(self.build(session) | dict(extra or {}), stop)
+            await self.watch(stop, extra=extra)
         finally:
             await runner.cleanup()
+
+    async def watch(self, stop: asyncio.Event, *, extra: Mapping[str, Source] | None = None) -> None:
+        """Read the sources until *stop* is set, or until one raises; nothing is served."""
+        async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
+            await self._run_sources(self.build(session) | dict(extra or {}), stop)
 
     def build(self, session: aiohttp.ClientSession) -> dict[str, Source]:
         """The sources that the settings ask for, by name."""
         config, sources = self.config, dict[str, Source]()
         if config.engine.url:
             server = self._server(session)
-            self._scrape = self._build_scrape(server)
-            sources[scrape.SOURCE] = self._scrape
+            self.scrape = self._build_scrape(server)
+            sources[scrape.SOURCE] = self.scrape
             if config.scrape.iterations:
                 sources[iterations.SOURCE] = self._build_iterations(server)
         if config.state_dir is not None:
@@ -124,10 +136,10 @@ class Sidecar:
         checkpoint = Checkpoint(config.state_dir)
         for path in dict.fromkeys(path if path == "-" else os.path.normpath(path) for path in config.log.paths):
             source = self._build_log(path, checkpoint)
-            sources[self.lines[-1].source] = source
-            self._logs.append(source)
+            sources[source.source] = source
+            self.logs.append(source)
         if config.gpus.devices != "none":
-            sources["gpu"] = GpuSource(
+            sources["gpu"] = self.gpus = GpuSource(
                 config.gpus.devices,
                 self.store,
                 interval=config.gpus.interval,
@@ -179,10 +191,10 @@ class Sidecar:
                     task.cancel()
             with contextlib.suppress(TimeoutError):  # what was written up to the last moment
                 async with asyncio.timeout(_LAST_READ_SECONDS):
-                    for source in self._logs:
+                    for source in self.logs:
                         await source.once()
         finally:
-            for source in self._logs:
+            for source in self.logs:
                 source.close()
 
     async def _watch_file(self) -> None:
@@ -213,19 +225,19 @@ class Sidecar:
     def _build_scrape(self, server: Server) -> ScrapeSource:
         return ScrapeSource(
             server,
-            self._profile,
+            self.profile,
             self.store,
             self.lifecycle,
             tick=_ticker(self.config.scrape.interval),
             clock=self._clock,
-            recognised=self._recognised,
+            recognised=lambda profile: self._recognised(profile, "metrics"),
             model=self.config.engine.model,
         )
 
     def _build_iterations(self, server: Server) -> IterationSource:
         return IterationSource(
             server,
-            lambda: self._profile,
+            lambda: self.profile,
             self._build_lines(iterations.SOURCE),
             self.store,
             tick=_ticker(self.config.scrape.interval),
@@ -238,7 +250,9 @@ class Sidecar:
         if path == "-":
             files = StandardInput(clock=self._clock, wall=self.store.wall)
         else:
-            files = LogFiles(path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall)
+            files = LogFiles(
+                path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall, from_start=self._from_start
+            )
         return LogSource(
             files,
             self._build_lines("stdin" if path == "-" else path),
@@ -252,7 +266,7 @@ class Sidecar:
         config = self.config.log
         lines = Lines(
             source,
-            self._profile or profiles.bundled(profiles.GENERIC),
+            self.profile or profiles.bundled(profiles.GENERIC),
             self.store,
             self.lifecycle,
             clock=self._clock,
@@ -267,17 +281,17 @@ class Sidecar:
 
     def _recognise(self, data: bytes) -> None:
         """Find out from a log which engine writes it, once."""
-        if self._profile is None and (engine := profiles.of_log(Unwrapper().feed(data))):
+        if self.profile is None and (engine := profiles.of_log(Unwrapper().feed(data))):
             log.info("engine recognised: engine=%s by=log", engine)
-            self._recognised(profiles.bundled(engine))
+            self._recognised(profiles.bundled(engine), "log")
 
-    def _recognised(self, profile: Profile) -> None:
-        self._profile = profile
+    def _recognised(self, profile: Profile, by: Literal["metrics", "log"]) -> None:
+        self.profile, self.recognised_by = profile, by
         self.lifecycle.engine = profile.engine
         for lines in self.lines:
             lines.use(profile)
-        if self._scrape is not None:
-            self._scrape.use(profile)
+        if self.scrape is not None:
+            self.scrape.use(profile)
 
     def _create_known(self) -> None:
         """Let what can be counted exist at 0 before anything is: a counter born at 1 pages nobody."""

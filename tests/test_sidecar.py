@@ -314,3 +314,24 @@ def test_a_reload_keeps_the_counters_and_a_bad_edit_keeps_the_settings(tmp_path:
         eventually(lambda: 'stopline_request_latency_seconds_count{model="",source="log"} 2.0' in fetch(run.port))
         _, errors = run.end()
     assert "configuration not reloaded, the old one stays" in errors
+
+
+def test_the_doctor_works_beside_a_sidecar_with_the_same_settings(tmp_path: Path) -> None:
+    log, state = tmp_path / "server.log", tmp_path / "state"
+    log.write_text(SEED)
+    arguments = ("--log", str(log), "--state-dir", str(state), "--gpus", "none")
+    with Process(*arguments) as run:
+        eventually(lambda: "stopline_log_lines_total" in fetch(run.port))
+        listen = ("--web.listen-address", f"127.0.0.1:{run.port}", "--seconds", "0.1")
+        command = [sys.executable, "-m", "exporter", "doctor", *arguments, *listen]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert (result.returncode, result.stderr) == (1, "")
+        assert result.stdout.splitlines()[-3:] == [
+            "  latency  can be judged: from the log",
+            "  errors   can be judged: from the log",
+            "  memory   cannot be judged: no GPU is read, no page is read and no line tells how full the KV cache is",
+        ]
+        with log.open("a") as out:
+            out.write(SEED)
+        eventually(lambda: 'stopline_requests_total{model="",outcome="ok"} 1.0' in fetch(run.port))
+        assert run.end()[0] == 0

@@ -268,6 +268,23 @@ class PageLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What the engine tells if it is started with *flag*: *gives*. Both are Markdown, for people.
+
+    It does not tell it yet if no line fits one of *patterns*; if its page has none of *metrics*, or, with
+    *bucket_below*, no bucket of them under so many seconds; or, with *page*, if it answers and has no page. With none
+    of these it cannot be seen.
+    """
+
+    flag: str
+    gives: str
+    patterns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    bucket_below: float = 0.0
+    page: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal."""
 
@@ -284,6 +301,7 @@ class Profile:
     ignored: tuple[str, ...] = ()
     order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
     log: LogRules = LogRules()
+    hints: tuple[Hint, ...] = ()
 
     def __post_init__(self) -> None:
         problems = []
@@ -300,6 +318,9 @@ class Profile:
             ]
         unknown = (name for name in self.order if name.partition(".")[0] not in BY_SHORT)
         problems += [f"order.{name}: no such family in the catalog" for name in unknown]
+        known = {pattern.name for pattern in self.log.patterns}
+        hinted = (name for hint in self.hints for name in hint.patterns if name not in known)
+        problems += [f"hints: no pattern {name!r} in log.patterns" for name in hinted]
         if problems:
             raise ConfigError(problems)
 

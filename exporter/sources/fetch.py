@@ -20,6 +20,7 @@ class Unreadable(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason} {detail}".strip())
         self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class Page:
     """Series that are there with a value that cannot be."""
     growing: set[str] = field(default_factory=set)
     """Samples that can only grow while the engine lives."""
+    size: int = 0
+    """Characters."""
 
     def has(self, name: str) -> bool:
         """Whether the page has the metric *name* or announces it."""
@@ -76,7 +78,7 @@ class PageReader:
 
     def read(self, text: str, *, openmetrics: bool = False) -> Page:
         """*text* as a page. Raises NotAPage if it holds no sample and no announcement at all."""
-        page, groups = Page(), defaultdict[str, list[str]](list)
+        page, groups = Page(size=len(text)), defaultdict[str, list[str]](list)
         for line in text.splitlines():
             match = _NAME.match(line)
             if match is None:

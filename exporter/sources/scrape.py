@@ -53,6 +53,8 @@ class ScrapeSource:
         self._clock = clock
         self._recognised = recognised
         self._model = model
+        self.page: Page | None = None
+        """The last that was read."""
         self._profile: Profile | None = None
         self._health_at = -_HEALTH_EVERY
         self._elsewhere_at = -_ELSEWHERE_EVERY
@@ -85,17 +87,17 @@ class ScrapeSource:
     async def once(self) -> None:
         """One attempt; what goes wrong becomes a failed reading."""
         began = self._clock()
-        reason = ""
+        reason = detail = ""
         samples: tuple[Sample, ...] = ()
         try:
-            page = await self._page()
+            self.page = page = await self._page()
             healthy = await self._health()
             samples = self._translate(page, healthy)
             if healthy is False:  # what was counted counts, but what it shows is no longer so
                 raise Unreadable("unhealthy", f"{self._in_use.health_path} says so, though the page still answers")
             self._tell("", "")
         except Unreadable as error:
-            reason, samples = error.reason, ()
+            reason, detail, samples = error.reason, error.detail, ()
             if reason != "unhealthy":
                 self._lifecycle.silent(refused=reason == "refused")
             self._tell(reason, str(error))
@@ -108,6 +110,7 @@ class ScrapeSource:
                 samples=samples,
                 reason=reason,
                 seconds=self._clock() - began,
+                detail=detail,
             )
         )
 

@@ -41,6 +41,8 @@ class EngineConfig:
             raise ValueError(f"name must be auto or one of {', '.join(profiles.names())}, got {self.name!r}")
         if self.url and not _is_address(self.url):
             raise ValueError(f"url must start with http:// or https:// and name a host, got {self.url!r}")
+        if "@" in urlsplit(self.url).netloc:
+            raise ValueError("url must hold no user or password: give scrape.username and scrape.password_file")
         if self.url.rstrip("/").endswith("/metrics"):
             raise ValueError(f"url must be the server's base address, without /metrics, got {self.url!r}")
         if self.profile is not None and self.name != "auto":

@@ -92,6 +92,9 @@ class Sidecar:
         self._reload = asyncio.Event()
         if self.profile is not None:
             self.lifecycle.engine = self.profile.engine
+        else:  # read now, for it takes half a second in which nothing would be answered
+            for name in profiles.names():
+                profiles.bundled(name)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(StoreCollector(self.store, self.lifecycle))
         ProcessCollector(registry=self.registry)

@@ -99,6 +99,9 @@ EXPECTED: dict[str, list[str]] = {
     "unknown-section": [
         "unknown-section.yml:1: treshold: unknown key (did you mean 'thresholds'?)",
     ],
+    "url-with-password": [
+        "url-with-password.yml:2: engine.url: must hold no user or password: give scrape.username and scrape.password_file",
+    ],
     "url-of-the-page": [
         "url-of-the-page.yml:2: engine.url: must be the server's base address, without /metrics, got 'http://127.0.0.1:8000/metrics'",
     ],

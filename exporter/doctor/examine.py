@@ -17,7 +17,6 @@ from exporter.config import Config
 from exporter.doctor import engine, gpus, logs, services, verdicts
 from exporter.doctor.findings import Finding, Report
 from exporter.doctor.services import Service
-from exporter.engines import profile as profiles
 from exporter.sidecar import Sidecar
 from exporter.sources import scrape
 
@@ -38,8 +37,6 @@ async def examine(
     Raises ConfigError, and an ExceptionGroup if a source failed through a bug.
     """
     harmless = replace(config, state_dir=None, scrape=replace(config.scrape, iterations=False))
-    for name in profiles.names():  # at once: it takes half a second, in which no answer would be taken in
-        profiles.bundled(name)
     sidecar = Sidecar(harmless, from_start=True)
     grown, polls = await _watch(sidecar, seconds, sleep)
     findings = [Finding("settings", "note", text) for text in config.warnings()]

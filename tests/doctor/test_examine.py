@@ -474,7 +474,7 @@ def test_an_engine_that_does_not_serve(phase: str, found: Finding) -> None:
 
 
 def test_a_page_that_takes_most_of_the_interval() -> None:
-    sidecar = Sidecar(Config(engine=EngineConfig(name="vllm", url="http://user:secret@127.0.0.1:9"), gpus=NO_GPU))
+    sidecar = Sidecar(Config(engine=EngineConfig(name="vllm", url="http://127.0.0.1:9"), gpus=NO_GPU))
     sidecar.store.publish(Reading("metrics", "metrics", ok=True, at=0, seconds=0.9))
     assert Finding(
         "engine",

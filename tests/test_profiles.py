@@ -49,7 +49,7 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
     assert engine == page.relative_to(FIXTURES).parts[0]
     profile = profiles.bundled(engine)
     reader = PageReader(profile)
-    mapped = {name for rules in profile.page_rules().values() for rule in rules for name in (*rule.names, *rule.less)}
+    mapped = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     unknown = {
         name

@@ -69,6 +69,14 @@ async def test_the_deprecated_gauge_beside_rays_counters_is_not_counted() -> Non
     assert await _told(None, *both) == await _told(None, IDLE, BUSY)
 
 
+async def test_ranks_that_tell_the_same_tell_it_once() -> None:
+    """Tensor ranks 0 and 1 are data-parallel rank 0, 2 and 3 are rank 1."""
+    pages = [(FIXTURES / f"sglang/constructed-ranks/metrics-{name}.txt").read_text() for name in ("idle", "busy")]
+    alone = [re.sub(r'(?m)^.*tp_rank="[13]".*\n', "", page) for page in pages]
+    assert alone != pages
+    assert await _told(None, *pages) == await _told(None, *alone)
+
+
 def _under(page: str, names: tuple[str, ...], wanted: tuple[str, ...]) -> str:
     """*page* with the metric that has one of *names*, the first that is there, under the *wanted* ones instead."""
     part = r"(?m)^(?:# (?:HELP|TYPE) )?{}(?:_bucket|_sum|_count|_created)?[{{ ].*\n"

@@ -78,6 +78,11 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
         ("trtllm", "trtllm/constructed/serving.log"),
         ("lmdeploy", "lmdeploy/constructed/serving.log"),
         ("deepinfer", "deepinfer/constructed/serving.log"),
+        ("triton", "triton/constructed/serving.log"),
+        ("vllm", "vllm/constructed-v0/serving.log"),
+        ("vllm", "vllm/constructed-ranks/tp4-ep4.log"),
+        ("sglang", "sglang/constructed-0.4/serving.log"),
+        ("sglang", "sglang/constructed-ranks/serving.log"),
         ("", "vllm/0.32.0/errors/bad-flag.log"),
     ],
 )

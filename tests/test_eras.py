@@ -69,6 +69,23 @@ async def test_the_deprecated_gauge_beside_rays_counters_is_not_counted() -> Non
     assert await _told(None, *both) == await _told(None, IDLE, BUSY)
 
 
+@pytest.mark.parametrize(
+    "pages",
+    [
+        ("vllm/0.32.0/metrics-idle.txt", "vllm/0.32.0/metrics-c8.txt"),
+        ("sglang/0.5.23/metrics-idle.txt", "sglang/0.5.23/metrics-c8-after.txt"),
+        ("trtllm/constructed/metrics-idle.txt", "trtllm/constructed/metrics-busy.txt"),
+    ],
+    ids=lambda pages: pages[0].partition("/")[0],
+)
+async def test_a_worker_of_dynamo_is_the_engine_whose_metrics_it_passes_on(pages: tuple[str, str]) -> None:
+    own = "# TYPE dynamo_component_inflight_requests gauge\ndynamo_component_inflight_requests 3\n"
+    plain = [(FIXTURES / page).read_text() for page in pages]
+    added = 'dynamo_namespace="dynamo",dynamo_component="backend",'
+    passed_on = [own + re.sub(r"(?m)^([:\w]+)\{", rf"\1{{{added}", page) for page in plain]
+    assert await _told(None, *passed_on) == await _told(None, *plain)
+
+
 async def test_ranks_that_tell_the_same_tell_it_once() -> None:
     """Tensor ranks 0 and 1 are data-parallel rank 0, 2 and 3 are rank 1."""
     pages = [(FIXTURES / f"sglang/constructed-ranks/metrics-{name}.txt").read_text() for name in ("idle", "busy")]

@@ -8,6 +8,7 @@ from harness import Reader
 
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
+from exporter.sources.fetch import Unreadable
 from exporter.sources.scrape import ScrapeSource
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -16,21 +17,26 @@ BUSY = (FIXTURES / "vllm/0.32.0/metrics-c8.txt").read_text()
 
 
 class Answers:
-    """An engine that answers each poll with the next of *pages*."""
+    """An engine that answers each poll with the next of *pages*, at the path *at* or, if that is empty, at any."""
 
     url = "http://engine"
 
-    def __init__(self, *pages: str) -> None:
+    def __init__(self, *pages: str, at: str) -> None:
         self._pages = iter(pages)
+        self._at = at
 
     async def get(self, path: str) -> tuple[str, bool]:
-        return ("" if "health" in path else next(self._pages)), False
+        if "health" in path:
+            return "", False
+        if self._at not in ("", path):
+            raise Unreadable("http_404", path)
+        return next(self._pages), False
 
 
-async def _told(profile: Profile | None, *pages: str) -> dict:
+async def _told(profile: Profile | None, *pages: str, at: str = "") -> dict:
     """All that comes of *pages*, histograms bucket by bucket."""
     reader = Reader(profile or "generic")
-    server = Answers(*pages)
+    server = Answers(*pages, at=at)
     source = ScrapeSource(server, profile, reader.store, reader.lifecycle, tick=None, clock=reader.clock)
     for _ in pages:
         await source.once()
@@ -67,6 +73,15 @@ async def test_the_deprecated_gauge_beside_rays_counters_is_not_counted() -> Non
     twins = ["".join(line for line in page.splitlines(True) if "ray_vllm_" in line) for page in twins]
     both = [page + twin.replace(" counter\n", " gauge\n") for page, twin in zip(pages, twins, strict=True)]
     assert await _told(None, *both) == await _told(None, IDLE, BUSY)
+
+
+async def test_the_page_of_vllm_within_nim_is_found_and_is_vllms() -> None:
+    assert await _told(None, IDLE, BUSY, at="/v1/metrics") == await _told(None, IDLE, BUSY)
+
+
+async def test_nim_has_its_page_at_either_path() -> None:
+    pages = [(FIXTURES / f"nim/constructed/metrics-{name}.txt").read_text() for name in ("idle", "busy")]
+    assert await _told(None, *pages, at="/metrics") == await _told(None, *pages, at="/v1/metrics")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
         ("lmdeploy", "lmdeploy/constructed/serving.log"),
         ("deepinfer", "deepinfer/constructed/serving.log"),
         ("triton", "triton/constructed/serving.log"),
+        ("nim", "nim/constructed/serving.log"),
+        ("nim", "nim/constructed/serving-jsonl.log"),
         ("dynamo", "dynamo/constructed/serving.log"),
         ("dynamo", "dynamo/constructed/serving-jsonl.log"),
         ("vllm", "vllm/constructed-v0/serving.log"),

@@ -69,9 +69,12 @@ async def test_labels_of_a_worker_neither_split_nor_double_anything() -> None:
 
 async def test_the_deprecated_gauge_beside_rays_counters_is_not_counted() -> None:
     pages = [_renamed(page, "vllm:", "ray_vllm_") for page in (IDLE, BUSY)]
-    twins = [re.sub(r"(?m)^((?:# (?:HELP|TYPE) )?ray_vllm_\w+)_total\b", r"\1", page) for page in pages]
-    twins = ["".join(line for line in page.splitlines(True) if "ray_vllm_" in line) for page in twins]
-    both = [page + twin.replace(" counter\n", " gauge\n") for page, twin in zip(pages, twins, strict=True)]
+    both = []
+    for page in pages:
+        counters = re.findall(r"(?m)^(?:# TYPE )?ray_vllm_\w+_total(?:\{.*| counter)$", page)
+        assert counters
+        twins = (line.replace("_total", "", 1).replace(" counter", " gauge") for line in counters)
+        both.append(page + "".join(f"{twin}\n" for twin in twins))
     assert await _told(None, *both) == await _told(None, IDLE, BUSY)
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from exporter import cli
 from exporter.cli import main
+from exporter.engines import profile as profiles
 
 FAULTS = Path(__file__).parent / "fixtures" / "config"
 
@@ -152,7 +153,7 @@ def test_flags_stand_above_environment_above_file(tmp_path: Path, ran) -> None:
         ),
         (
             ("--engine", "vlm"),
-            "engine.name must be auto or one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, got 'vlm'",
+            f"engine.name must be auto or one of {', '.join(profiles.names())}, got 'vlm'",
         ),
         (("--log.level", "loud"), "logging.level must be one of debug, info, warning, error, got 'loud'"),
     ],

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from exporter import config
+from exporter.engines import profile as profiles
 from exporter.strictyaml import ConfigError
 
 FAULTS = Path(__file__).parent / "fixtures" / "config"
@@ -91,7 +92,7 @@ EXPECTED: dict[str, list[str]] = {
         "text-for-list.yml:2: log.paths: expected a list, got '/var/log/vllm/server.log'; write ['/var/log/vllm/server.log']",
     ],
     "unknown-engine": [
-        "unknown-engine.yml:2: engine.name: must be auto or one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, got 'vlm'",
+        f"unknown-engine.yml:2: engine.name: must be auto or one of {', '.join(profiles.names())}, got 'vlm'",
     ],
     "unknown-key": [
         "unknown-key.yml:4: log.path: unknown key (did you mean 'paths'?)",

@@ -103,11 +103,10 @@ async def test_a_captured_log_gives_its_golden_page(capture: Path, tmp_path: Pat
 async def test_a_captured_page_gives_its_golden_page(capture: Path, engine: Engine, session, golden) -> None:
     """The idle page of the same server comes first, so that what grew since is counted.
 
-    The engine is found out by its page, unless that is where nobody looks who does not know the engine.
+    The engine is found out by its page, wherever that is.
     """
     engine.path = profiles.bundled(_engine(capture)).metrics_path
-    name = "auto" if engine.path == "/metrics" else _engine(capture)
-    run = Run(session, "", engine=EngineConfig(name=name, url=str(engine.server.make_url("/"))))
+    run = Run(session, "", engine=EngineConfig(url=str(engine.server.make_url("/"))))
     idle = capture.with_name("metrics-idle.txt").read_text()
     text = capture.read_text()
     start = re.search(r"^process_start_time_seconds .*$", text, re.MULTILINE)

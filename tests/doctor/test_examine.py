@@ -168,7 +168,7 @@ log
            normal until the server writes; else compare the path with what the server writes to, as seen from Stopline's container
 engine
   failed   it is not recognised
-           set engine.name (--engine) to one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, or write a profile
+           set engine.name (--engine) to one of deepinfer, dynamo, llamacpp, lmdeploy, nim, sglang, tgi, triton, trtllm, vllm, generic, or write a profile
   failed   http://127.0.0.1:N/metrics cannot be read: refused, nothing listens at engine.url
            normal while the server loads; else compare host and port
 gpus
@@ -247,6 +247,8 @@ engine
            the log tells these where the engine starts: give --log a file that holds its start
   note     could tell: the exact queue wait of each request
            start SGLang with --enable-request-time-stats-logging; no line shows it yet
+  note     could tell: the balance of experts, where the model has any
+           start SGLang with --expert-balancedness-report-mode server_log (before 0.5.23 --enable-expert-distribution-metrics); no line shows it yet
 """
         + UNUSED
         + """\
@@ -301,7 +303,7 @@ log
            set engine.name; start the engine at level INFO; stopline explain FILE shows what each line becomes
 engine
   failed   it is not recognised
-           set engine.name (--engine) to one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, or write a profile
+           set engine.name (--engine) to one of deepinfer, dynamo, llamacpp, lmdeploy, nim, sglang, tgi, triton, trtllm, vllm, generic, or write a profile
   warning  no metrics page is read: engine.url is not set
            give --engine-url: the page has exact counts
 """
@@ -383,7 +385,7 @@ engine
   ok       vLLM, recognised by its page
   ok       it is up, phase serving
   ok       http://127.0.0.1:N/metrics is N B, read in N ms: N% of scrape.interval
-  warning  missing on its page: vllm:num_requests_waiting, vllm:kv_cache_usage_perc, vllm:request_queue_time_seconds, vllm:time_to_first_token_seconds, vllm:inter_token_latency_seconds, vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:num_preemptions_total and 1 more
+  warning  missing on its page: vllm:num_requests_waiting, vllm:kv_cache_usage_perc, vllm:request_queue_time_seconds, vllm:time_to_first_token_seconds, vllm:inter_token_latency_seconds, vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:request_success_total and 1 more
            this version of the engine has no such metric, or a flag is off: see flags (README: engines); compare the version with the table
   ok       model tiny
   note     not known of its start: parallelism, limits, KV cache capacity, version
@@ -406,7 +408,7 @@ async def test_the_page_of_a_gateway_and_no_page_at_all() -> None:
         + """\
 engine
   failed   it is not recognised
-           set engine.name (--engine) to one of deepinfer, llamacpp, lmdeploy, sglang, tgi, trtllm, vllm, generic, or write a profile
+           set engine.name (--engine) to one of deepinfer, dynamo, llamacpp, lmdeploy, nim, sglang, tgi, triton, trtllm, vllm, generic, or write a profile
   failed   http://127.0.0.1:N/metrics cannot be read: {}
            {}
   note     some engines have no page by themselves

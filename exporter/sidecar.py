@@ -31,6 +31,7 @@ from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
+from exporter.sources.peel import Unwrapper
 from exporter.sources.scrape import ScrapeSource
 from exporter.sources.stdin import StandardInput
 from exporter.store import Store
@@ -237,7 +238,7 @@ class Sidecar:
 
     def _recognise(self, data: bytes) -> None:
         """Find out from a log which engine writes it, once."""
-        if self._profile is None and (engine := profiles.of_log(data)):
+        if self._profile is None and (engine := profiles.of_log(Unwrapper().feed(data))):
             log.info("engine recognised: engine=%s by=log", engine)
             self._recognised(profiles.bundled(engine))
 

@@ -8,21 +8,26 @@ import dataclasses
 import errno
 import logging
 import os
+import re
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
 from exporter import __version__
 from exporter import config as settings
+from exporter.doctor.findings import printable
 from exporter.engines import profile as profiles
 from exporter.strictyaml import ConfigError
 
 log = logging.getLogger(__name__)
+
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 
 class _Json(logging.Formatter):
@@ -51,7 +56,7 @@ def set_up_logging(config: settings.LoggingConfig) -> None:
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
 
 
-def fail(problems: tuple[str, ...]) -> None:
+def fail(problems: tuple[str, ...]) -> NoReturn:
     """Show what is wrong with the settings and end with 2."""
     for problem in problems:
         click.echo(problem, err=True)
@@ -69,27 +74,39 @@ _CONFIG = click.option(
 )
 
 
+_SETTINGS = (
+    _CONFIG,
+    click.option("--engine-url", envvar="STOPLINE_ENGINE_URL", help="Address of the server, http://HOST:PORT."),
+    click.option("--engine", envvar="STOPLINE_ENGINE", help="Engine by name; else it is found out."),
+    click.option("--model", envvar="STOPLINE_MODEL", help="Value of the model label; else what the engine says."),
+    click.option("--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, or - ; repeatable."),
+    click.option("--gpus", envvar="STOPLINE_GPUS", help="auto, all, none, or a list: 0,1 or UUIDs."),
+    click.option(
+        "--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on."
+    ),
+    click.option(
+        "--state-dir", type=click.Path(path_type=Path), envvar="STOPLINE_STATE_DIR", help="Kept over restarts."
+    ),
+    click.option("--log.level", "level", envvar="STOPLINE_LOG_LEVEL", help="debug, info, warning or error."),
+    click.option("--log.format", "format", envvar="STOPLINE_LOG_FORMAT", help="text or json."),
+)
+
+
+def _with_settings(command: _C) -> _C:
+    """*command* with the options from which the sidecar's settings come."""
+    for option in reversed(_SETTINGS):
+        command = option(command)
+    return command
+
+
 @main.command()
-@_CONFIG
-@click.option("--engine-url", envvar="STOPLINE_ENGINE_URL", help="Address of the server, http://HOST:PORT.")
-@click.option("--engine", envvar="STOPLINE_ENGINE", help="Engine by name; else it is found out.")
-@click.option("--model", envvar="STOPLINE_MODEL", help="Value of the model label; else what the engine says.")
-@click.option("--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, or - ; repeatable.")
-@click.option("--gpus", envvar="STOPLINE_GPUS", help="auto, all, none, or a list: 0,1 or UUIDs.")
-@click.option("--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on.")
-@click.option("--state-dir", type=click.Path(path_type=Path), envvar="STOPLINE_STATE_DIR", help="Kept over restarts.")
-@click.option("--log.level", "level", envvar="STOPLINE_LOG_LEVEL", help="debug, info, warning or error.")
-@click.option("--log.format", "format", envvar="STOPLINE_LOG_FORMAT", help="text or json.")
+@_with_settings
 def run(path: Path | None, **flags: Any) -> None:
     """Run the sidecar: tail the log, scrape the engine, read the GPUs, answer /metrics."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the sidecar has its own
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     overrides = _overrides(**flags)
-    try:
-        config = settings.load(path, overrides)
-    except ConfigError as error:
-        fail(error.problems)
-        raise AssertionError from error  # fail() does not return
+    config = _load(path, overrides)
     set_up_logging(config.logging)
     for warning in config.warnings():
         log.warning("%s", warning)
@@ -111,7 +128,6 @@ def check(path: Path | None) -> None:
             raise ConfigError(problems)
     except ConfigError as error:
         fail(error.problems)
-        raise AssertionError from error  # fail() does not return
     for warning in config.warnings():
         click.echo(f"{path or 'defaults'}: warning: {warning}", err=True)
     click.echo(f"{path or 'defaults'}: ok")
@@ -128,6 +144,56 @@ def demo(listen: str, engine_port: int, seed: int) -> None:
     config = settings.load(None, {"web": {"listen_address": listen}})
     set_up_logging(settings.LoggingConfig(level="warning"))
     _guard(lambda: asyncio.run(show(config, engine_port=engine_port, seed=seed)), config)
+
+
+def _address(_: click.Context, option: click.Parameter, url: str | None) -> str | None:
+    if url is not None and not re.match(r"https?://[^/\s]+", url):
+        raise click.BadParameter(f"must start with http:// or https:// and name a host, got {url!r}")
+    return url
+
+
+@main.command()
+@_with_settings
+@click.option("--prometheus", metavar="URL", callback=_address, help="A Prometheus that should scrape Stopline.")
+@click.option("--prometheus-token-file", type=click.Path(path_type=Path), help="File with a token for it.")
+@click.option("--grafana", metavar="URL", callback=_address, help="A Grafana that should have the boards.")
+@click.option("--grafana-token-file", type=click.Path(path_type=Path), help="File with a token for it.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="How long it watches."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def doctor(
+    path: Path | None,
+    prometheus: str | None,
+    prometheus_token_file: Path | None,
+    grafana: str | None,
+    grafana_token_file: Path | None,
+    seconds: float,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Show whether it is set up right: what each source tells, with the remedy where one does not.
+
+    Takes the settings of run, also while that is running. Exit 1 if a stop line cannot be judged.
+    """
+    config = _load(path, _overrides(**flags))
+    set_up_logging(config.logging if flags["level"] else settings.LoggingConfig(level="error"))
+    from exporter.doctor.examine import examine
+    from exporter.doctor.services import Service
+
+    look = examine(
+        config,
+        seconds=seconds,
+        prometheus=Service(prometheus, prometheus_token_file) if prometheus else None,
+        grafana=Service(grafana, grafana_token_file) if grafana else None,
+    )
+    try:
+        report = asyncio.run(look)
+    except ConfigError as error:
+        fail(error.problems)
+    for line in [msgspec.json.encode(report)] if as_json else report.as_text():
+        click.echo(line)
+    sys.exit(report.exit_code)
 
 
 @main.command()
@@ -157,17 +223,20 @@ def explain(files: tuple[Path, ...], engine: str | None, totals: bool, as_json: 
         click.echo(f"{path}: read as {profile.engine}")
         if not totals:
             for item in told:
-                click.echo(f"{item.number:6} {_printable(item.text)[:100]}")
+                click.echo(f"{item.number:6} {printable(item.text)[:100]}")
                 click.echo(f"       -> {'; '.join(item.became) or item.why}")
         became = sum(bool(item.became) for item in told)
         click.echo(f"{path}: {became} of {len(told)} became something")
         for shape, count in explaining.shapes(told).most_common(10):
-            click.echo(f"  unmatched {count:6} x {_printable(shape)}")
+            click.echo(f"  unmatched {count:6} x {printable(shape)}")
 
 
-def _printable(text: str) -> str:
-    """*text* without what could move the cursor of who reads it."""
-    return "".join(c if c.isprintable() else "·" for c in text)
+def _load(path: Path | None, overrides: dict[str, dict[str, Any]]) -> settings.Config:
+    """The settings; ends with 2 if they are wrong."""
+    try:
+        return settings.load(path, overrides)
+    except ConfigError as error:
+        fail(error.problems)
 
 
 def _proved(config: settings.Config, path: Path | None) -> Iterator[str]:
@@ -203,18 +272,25 @@ def _guard(start: Any, config: settings.Config) -> None:
     """Run *start*; what a user can mend ends with one line and 2, a bug with its traceback and 1."""
     try:
         start()
-    except ConfigError as error:
-        fail(error.problems)
-    except OSError as error:
-        address = config.web.listen_address
-        if error.errno == errno.EADDRINUSE:
-            fail((f"web.listen_address {address}: already in use; stop what listens there or choose another",))
-        if error.errno in (errno.EACCES, errno.EADDRNOTAVAIL):
-            fail((f"web.listen_address {address}: {os.strerror(error.errno)}",))
-        log.critical("stopped by a bug", exc_info=True)
-        sys.exit(1)
+    except (ConfigError, SystemExit) as error:
+        if isinstance(error, ConfigError):
+            fail(error.problems)
+        raise
     except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
+        address = config.web.listen_address
+        if _reader_left(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            fail((f"web.listen_address {address}: already in use; stop what listens there or choose another",))
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) in (errno.EACCES, errno.EADDRNOTAVAIL):
+            fail((f"web.listen_address {address}: {getattr(error, 'strerror', '')}",))
         log.critical("stopped by a bug", exc_info=True)
         sys.exit(1)
+
+
+def _reader_left(error: BaseException) -> bool:
+    """Whether all that went wrong is that nobody reads our output any more, as in ``stopline demo | head``."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(BrokenPipeError)[1] is None
+    return isinstance(error, BrokenPipeError)

@@ -1,10 +1,10 @@
 """The settings: typed, strict, all defaults in one place. Flags stand above environment above file above default."""
 
 import ipaddress
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from exporter import strictyaml
 from exporter.engines import profile as profiles
@@ -13,6 +13,14 @@ from exporter.strictyaml import ConfigError, Seconds, Size
 
 DEFAULT_PORT = 10777
 _GPU_WORDS = ("auto", "all", "none")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.name != "auto" and self.name not in profiles.names():
             raise ValueError(f"name must be auto or one of {', '.join(profiles.names())}, got {self.name!r}")
-        if self.url and not re.match(r"https?://[^/\s]+", self.url):
+        if self.url and not _is_address(self.url):
             raise ValueError(f"url must start with http:// or https:// and name a host, got {self.url!r}")
         if self.url.rstrip("/").endswith("/metrics"):
             raise ValueError(f"url must be the server's base address, without /metrics, got {self.url!r}")
@@ -84,6 +92,8 @@ class ScrapeConfig:
     """Certificates trusted beside the system's, for an engine behind https."""
     insecure_skip_verify: bool = False
     """Accept any certificate of the engine."""
+    iterations: bool = False
+    """Also read the records of iterations (TensorRT-LLM); what is read is gone for any other reader."""
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 300:

@@ -97,7 +97,7 @@ def log(text: str, profile: Profile) -> Iterator[Told]:
 def page(text: str, profile: Profile) -> Iterator[Told]:
     """Each metric of the page *text* as *profile* reads it."""
     reader = PageReader(profile)
-    mapped = {name: short for short, rules in profile.page_rules().items() for r in rules for name in r.names}
+    mapped = {name: short for short, rules in profile.page_rules().items() for r in rules for name in r.all_names}
     ignored = re.compile("|".join(_glob(pattern) for pattern in profile.ignored) or r"(?!)")
     names = {re.sub(r"_(?:bucket|sum|count|created)$", "", name) for name in map(reader.canonical, names_of(text))}
     for number, name in enumerate(sorted(names), 1):

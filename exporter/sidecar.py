@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
@@ -23,12 +26,13 @@ from exporter.config import Config
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
-from exporter.sources import scrape
+from exporter.sources import iterations, scrape
 from exporter.sources.checkpoint import Checkpoint
 from exporter.sources.chunks import LineSource
 from exporter.sources.fetch import Access, Server
 from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
+from exporter.sources.iterations import IterationSource
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
 from exporter.sources.peel import Unwrapper
@@ -42,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 2.0
 _RELOAD_SECONDS = 5.0
+_TELL_AGAIN_SECONDS = 60.0
 _LAST_READ_SECONDS = 1.0
 
 
@@ -52,7 +57,10 @@ class Source(Protocol):
 
 
 class Sidecar:
-    """One engine's sidecar. *overrides* are the flags, by section, kept for a reload of *path*."""
+    """One engine's sidecar. *overrides* are the flags, by section, kept for a reload of *path*.
+
+    *from_start* counts what the logs hold already, too.
+    """
 
     def __init__(
         self,
@@ -60,6 +68,7 @@ class Sidecar:
         *,
         path: Path | None = None,
         overrides: dict[str, dict[str, Any]] | None = None,
+        from_start: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -68,16 +77,21 @@ class Sidecar:
         self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []
+        self.logs: list[LogSource] = []
+        self.scrape: ScrapeSource | None = None
+        self.gpus: GpuSource | None = None
+        self.profile = config.profile()
+        """How page and log are read; None until the engine is recognised."""
+        self.recognised_by: Literal["settings", "metrics", "log"] = "settings"
+        self._errors_counted: dict[str, tuple[float | None, float]] = {}
         self._path = path
         self._overrides = overrides
+        self._from_start = from_start
         self._clock = clock
-        self._profile = config.profile()
-        self._scrape: ScrapeSource | None = None
-        self._logs: list[LogSource] = []
         self._expected: list[str] = []
         self._reload = asyncio.Event()
-        if self._profile is not None:
-            self.lifecycle.engine = self._profile.engine
+        if self.profile is not None:
+            self.lifecycle.engine = self.profile.engine
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(StoreCollector(self.store, self.lifecycle))
         ProcessCollector(registry=self.registry)
@@ -90,34 +104,42 @@ class Sidecar:
         ExceptionGroup if a source failed through a bug.
         """
         app = build_app(self.registry, ready=self.waiting_for, rows=lambda: overview.rows(self.store, self.lifecycle))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        asyncio.get_running_loop().set_exception_handler(_Quiet())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS, logger=_server_log())
         await runner.setup()
         try:
             host, port = self.config.web.host_port()
             await web.TCPSite(runner, host, port).start()
             self.address = runner.addresses[0][:2]
             log.info("listening: address=%s", self.config.web.listen_address)
-            async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
-                await self._run_sources(self.build(session) | dict(extra or {}), stop)
+            await self.watch(stop, extra=extra)
         finally:
             await runner.cleanup()
+
+    async def watch(self, stop: asyncio.Event, *, extra: Mapping[str, Source] | None = None) -> None:
+        """Read the sources until *stop* is set, or until one raises; nothing is served."""
+        async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
+            await self._run_sources(self.build(session) | dict(extra or {}), stop)
 
     def build(self, session: aiohttp.ClientSession) -> dict[str, Source]:
         """The sources that the settings ask for, by name."""
         config, sources = self.config, dict[str, Source]()
         if config.engine.url:
-            self._scrape = self._build_scrape(session)
-            sources[scrape.SOURCE] = self._scrape
+            server = self._server(session)
+            self.scrape = self._build_scrape(server)
+            sources[scrape.SOURCE] = self.scrape
+            if config.scrape.iterations:
+                sources[iterations.SOURCE] = self._build_iterations(server)
         if config.state_dir is not None:
             with contextlib.suppress(OSError):  # the checkpoint says what it means that it cannot be written
                 config.state_dir.mkdir(parents=True, exist_ok=True)
         checkpoint = Checkpoint(config.state_dir)
-        for path in config.log.paths:
+        for path in dict.fromkeys(path if path == "-" else os.path.normpath(path) for path in config.log.paths):
             source = self._build_log(path, checkpoint)
-            sources[self.lines[-1].source] = source
-            self._logs.append(source)
+            sources[source.source] = source
+            self.logs.append(source)
         if config.gpus.devices != "none":
-            sources["gpu"] = GpuSource(
+            sources["gpu"] = self.gpus = GpuSource(
                 config.gpus.devices,
                 self.store,
                 interval=config.gpus.interval,
@@ -169,10 +191,10 @@ class Sidecar:
                     task.cancel()
             with contextlib.suppress(TimeoutError):  # what was written up to the last moment
                 async with asyncio.timeout(_LAST_READ_SECONDS):
-                    for source in self._logs:
+                    for source in self.logs:
                         await source.once()
         finally:
-            for source in self._logs:
+            for source in self.logs:
                 source.close()
 
     async def _watch_file(self) -> None:
@@ -180,7 +202,8 @@ class Sidecar:
         seen = _stamp(self._path)
         while True:
             try:
-                await asyncio.wait_for(self._reload.wait(), _RELOAD_SECONDS)
+                async with asyncio.timeout(_RELOAD_SECONDS):
+                    await self._reload.wait()
             except TimeoutError:
                 if (now := _stamp(self._path)) == seen or now is None:
                     continue
@@ -188,7 +211,7 @@ class Sidecar:
             seen = _stamp(self._path)
             self.reload()
 
-    def _build_scrape(self, session: aiohttp.ClientSession) -> ScrapeSource:
+    def _server(self, session: aiohttp.ClientSession) -> Server:
         config = self.config.scrape
         access = Access(
             timeout=config.deadline,
@@ -197,15 +220,28 @@ class Sidecar:
             user=config.username,
             password_file=config.password_file,
         )
+        return Server(self.config.engine.url.rstrip("/"), session, access)
+
+    def _build_scrape(self, server: Server) -> ScrapeSource:
         return ScrapeSource(
-            Server(self.config.engine.url.rstrip("/"), session, access),
-            self._profile,
+            server,
+            self.profile,
             self.store,
             self.lifecycle,
-            tick=_ticker(config.interval),
+            tick=_ticker(self.config.scrape.interval),
             clock=self._clock,
-            recognised=self._recognised,
+            recognised=lambda profile: self._recognised(profile, "metrics"),
             model=self.config.engine.model,
+        )
+
+    def _build_iterations(self, server: Server) -> IterationSource:
+        return IterationSource(
+            server,
+            lambda: self.profile,
+            self._build_lines(iterations.SOURCE),
+            self.store,
+            tick=_ticker(self.config.scrape.interval),
+            clock=self._clock,
         )
 
     def _build_log(self, path: str, checkpoint: Checkpoint) -> LogSource:
@@ -214,41 +250,48 @@ class Sidecar:
         if path == "-":
             files = StandardInput(clock=self._clock, wall=self.store.wall)
         else:
-            files = LogFiles(path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall)
-        lines = Lines(
-            "stdin" if path == "-" else path,
-            self._profile or profiles.bundled(profiles.GENERIC),
-            self.store,
-            self.lifecycle,
-            clock=self._clock,
-            patterns=config.patterns,
-            fields=config.fields,
-            window=config.collapse,
-            model=self.config.engine.model,
-        )
-        self.lines.append(lines)
+            files = LogFiles(
+                path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall, from_start=self._from_start
+            )
         return LogSource(
             files,
-            lines,
+            self._build_lines("stdin" if path == "-" else path),
             self.store,
             tick=_ticker(config.interval),
             recognise=self._recognise,
             clock=self._clock,
         )
 
+    def _build_lines(self, source: str) -> Lines:
+        config = self.config.log
+        lines = Lines(
+            source,
+            self.profile or profiles.bundled(profiles.GENERIC),
+            self.store,
+            self.lifecycle,
+            clock=self._clock,
+            patterns=config.patterns,
+            fields=config.fields,
+            window=config.collapse,
+            counted=self._errors_counted,
+            model=self.config.engine.model,
+        )
+        self.lines.append(lines)
+        return lines
+
     def _recognise(self, data: bytes) -> None:
         """Find out from a log which engine writes it, once."""
-        if self._profile is None and (engine := profiles.of_log(Unwrapper().feed(data))):
+        if self.profile is None and (engine := profiles.of_log(Unwrapper().feed(data))):
             log.info("engine recognised: engine=%s by=log", engine)
-            self._recognised(profiles.bundled(engine))
+            self._recognised(profiles.bundled(engine), "log")
 
-    def _recognised(self, profile: Profile) -> None:
-        self._profile = profile
+    def _recognised(self, profile: Profile, by: Literal["metrics", "log"]) -> None:
+        self.profile, self.recognised_by = profile, by
         self.lifecycle.engine = profile.engine
         for lines in self.lines:
             lines.use(profile)
-        if self._scrape is not None:
-            self._scrape.use(profile)
+        if self.scrape is not None:
+            self.scrape.use(profile)
 
     def _create_known(self) -> None:
         """Let what can be counted exist at 0 before anything is: a counter born at 1 pages nobody."""
@@ -263,6 +306,32 @@ class Sidecar:
     def _set_thresholds(self) -> None:
         lines = asdict(self.config.thresholds)
         self.store.fixed[catalog.THRESHOLD] = {(line,): float(value) for line, value in lines.items()}
+
+
+class _Quiet:
+    """What asyncio reports and nobody awaits. Out of file descriptors it does so thousands of times a second."""
+
+    def __init__(self) -> None:
+        self._told_at = -_TELL_AGAIN_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._told_at >= _TELL_AGAIN_SECONDS:
+            self._told_at = loop.time()
+            log.warning("connections are not accepted: %s", os.strerror(error.errno))
+
+
+def _server_log() -> logging.Logger:
+    """The HTTP server's log, without what clients send that is no HTTP."""
+    server = logging.getLogger("aiohttp.server")
+    server.addFilter(_is_ours)
+    return server
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _forever(source: Source) -> None:

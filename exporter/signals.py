@@ -29,8 +29,8 @@ class Sample:
 class Reading:
     """The outcome of one attempt to read a source; replaces that source's last one whole.
 
-    A reading that failed has ok=False, a *reason* from a closed set and no samples.
-    *seconds* is how long the attempt took, *at* the Unix time at which it ended.
+    A reading that failed has ok=False, a *reason* from a closed set and no samples; *detail* is more on it in free
+    words, for people only. *seconds* is how long the attempt took, *at* the Unix time at which it ended.
     """
 
     source: str
@@ -40,6 +40,7 @@ class Reading:
     samples: tuple[Sample, ...] = ()
     reason: str = ""
     seconds: float = 0.0
+    detail: str = ""
 
     def __post_init__(self) -> None:
         if not self.ok and (self.samples or not self.reason):

@@ -26,6 +26,8 @@ _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _YAML_BOOL = re.compile(r"(?i:yes|no|on|off|true|false)")
 _NULLS = ("", "~", "null")
+_BEYOND = 1e18
+_MOST_VALUES = 100_000
 
 
 class ConfigError(ValueError):
@@ -59,6 +61,8 @@ def parse(text: str, kind: type[_T], name: str) -> _T:
     """Like load(), for *text* that is already here; *name* stands for the file in messages."""
     try:
         node = yaml.compose(text, yaml.SafeLoader)
+    except RecursionError:
+        raise ConfigError([f"{name}:1: nested too deeply"]) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError([f"{name}:{line}: not YAML: {error.problem}"]) from None
@@ -77,6 +81,7 @@ class _Reader:
     def __init__(self, name: str) -> None:
         self.name = name
         self.problems: list[tuple[int, str]] = []
+        self.values = 0
 
     def problem(self, node: yaml.Node, key: str, text: str) -> None:
         line = node.start_mark.line + 1
@@ -84,6 +89,9 @@ class _Reader:
 
     def value(self, node: yaml.Node, kind: Any, key: str) -> Any:
         """*node* as a *kind*; None after a problem was noted."""
+        self.values += 1
+        if self.values > _MOST_VALUES:  # an alias is counted each time it is used
+            raise ConfigError([f"{self.name}: more than {_MOST_VALUES} values; is one list repeated by its alias?"])
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if origin in (Union, types.UnionType):
             return self._union(node, args, key)
@@ -200,7 +208,7 @@ def _scalar(node: yaml.ScalarNode, kind: Any) -> Any:
     if typing.get_origin(kind) is re.Pattern:
         try:
             return re.compile(text)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise _Invalid(f"not a regular expression: {error}") from None
     if kind is Path:
         return Path(text)
@@ -214,9 +222,14 @@ def _number(text: str, kind: Any) -> Any:
         if match is None or match[2] not in units:
             raise _Invalid(f"expected {_wanted(kind)}, got {text!r}")
         amount = float(match[1]) * units[match[2]]
+        if not amount < _BEYOND:
+            raise _Invalid(f"expected {_wanted(kind)}, got one beyond all measure")
         return amount if kind is Seconds else int(amount)
     try:
-        return kind(text)
+        number = kind(text)
+        if not abs(number) < _BEYOND:
+            raise ValueError
+        return number
     except ValueError:
         raise _Invalid(f"expected {_wanted(kind)}, got {text!r}") from None
 

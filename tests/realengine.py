@@ -114,6 +114,15 @@ class Page:
         wanted = set(labels.items())
         return {k[1]: v for k, v in self.samples.items() if k[0] == f"stopline_{name}" and wanted <= k[1]}
 
+    def labelled(self, name: str, label: str, /, **labels: str) -> dict[str, float]:
+        """The series of ``stopline_name`` by the value of *label*."""
+        return {dict(key)[label]: value for key, value in self.all(name, **labels).items()}
+
+    def errors(self) -> dict[str, float]:
+        """Errors by kind, of those that occurred."""
+        kinds = self.labelled("errors_total", "kind")
+        return {kind: total for kind in kinds if (total := self("errors_total", kind=kind))}
+
     def mean(self, name: str, before: "Page", /, **labels: str) -> float:
         """The mean of what a histogram got since the page *before*."""
         total, count = (

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -159,6 +160,100 @@ def test_flags_stand_above_environment_above_file(tmp_path: Path, ran) -> None:
 def test_a_bad_flag_is_one_line_and_2(flags, message: str, ran) -> None:
     result = invoke("run", *flags)
     assert (result.exit_code, result.stderr, ran) == (2, message + "\n", [])
+
+
+LINE = "[request_id=xxx] total_ms=57.9 kv_cache_usage={}\n"
+
+
+def test_doctor_exits_0_if_every_line_can_be_judged_and_says_so_in_json_too(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(LINE.format(0.4))
+    os.utime(log, (2e9, 2e9))  # not old yet, however slow this machine is
+    arguments = ("doctor", "--log", str(log), "--gpus", "none", "--model", "m", "--state-dir", "/s", "--seconds", "0.1")
+    text, object_ = invoke(*arguments), invoke(*arguments, "--json")
+    assert (text.exit_code, text.stderr, object_.exit_code, object_.stderr) == (0, "", 0, "")
+    report = json.loads(object_.stdout)
+    assert report == {
+        "findings": [
+            _found("log", "ok", f"{log} can be read: {len(LINE.format(0.4))} B, last written 0 s ago"),
+            _found(
+                "log",
+                "note",
+                "nothing was written to it in 0.1 s",
+                "an idle engine may be silent: send it a request; else compare the path with where the server writes",
+            ),
+            _found("log", "ok", "lines read: 1; understood, by pattern: fields 1"),
+            _found("engine", "ok", "none that is known; the fields of its log are read"),
+            _found("engine", "ok", "it is up, phase serving"),
+            _found(
+                "engine",
+                "warning",
+                "no metrics page is read: engine.url is not set",
+                "give --engine-url: the page has exact counts",
+            ),
+            _found("engine", "ok", "model m"),
+            _found("gpus", "note", "none are read: gpus.devices is none"),
+        ],
+        "lines": [
+            {"line": "latency", "judged": True, "why": "from the log"},
+            {"line": "errors", "judged": True, "why": "from the log"},
+            {"line": "memory", "judged": True, "why": "from the use of the KV cache"},
+        ],
+    }
+    told = [f"  {f['status']:8} {f['finding']}" for f in report["findings"]]
+    told += [f"  {v['line']:8} can be judged: {v['why']}" for v in report["lines"]]
+    groups = ["log", "engine", "gpus", "stop lines"]
+    remedies = [" " * 11 + f["remedy"] for f in report["findings"] if f["remedy"]]
+    assert sorted(text.stdout.splitlines()) == sorted([*told, *groups, *remedies])
+
+
+def _found(group: str, status: str, finding: str, remedy: str = "") -> dict[str, str]:
+    return {"group": group, "status": status, "finding": finding, "remedy": remedy}
+
+
+def test_doctor_exits_1_if_a_line_cannot_be_judged() -> None:
+    result = invoke("doctor", "--gpus", "none", "--seconds", "0.1")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[:2] == [
+        "settings",
+        "  note     nothing to watch: neither engine.url nor log.paths is set",
+    ]
+
+
+def test_doctor_says_what_is_wrong_with_its_settings(tmp_path: Path) -> None:
+    result = invoke("doctor", "--engine", "vlm")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("engine.name must be auto or one of deepinfer, ")
+    path = tmp_path / "stopline.yml"
+    path.write_text("engine: {url: 'https://127.0.0.1:9'}\nscrape: {ca_file: /none.pem}\n")
+    result = invoke("doctor", "-c", str(path), "--gpus", "none")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "scrape.ca_file: /none.pem: [Errno 2] No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--prometheus", "prom:9090"), "must start with http:// or https:// and name a host, got 'prom:9090'"),
+        (("--grafana", "http://"), "must start with http:// or https:// and name a host, got 'http://'"),
+        (("--seconds", "0"), "0.0 is not in the range 0.1<=x<=3600."),
+    ],
+)
+def test_doctor_refuses_a_bad_flag(flags: tuple[str, str], message: str) -> None:
+    result = invoke("doctor", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == f"Error: Invalid value for '{flags[0]}': {message}"
+
+
+def test_doctor_logs_only_what_it_is_asked_to(tmp_path: Path) -> None:
+    arguments = ("doctor", "--log", str(tmp_path / "none.log"), "--gpus", "none", "--seconds", "0.1")
+    assert invoke(*arguments).stderr == ""
+    assert "log not readable" in invoke(*arguments, "--log.level", "info").stderr
+
+
+def test_run_and_doctor_take_the_same_settings() -> None:
+    run, doctor = (main.commands[name].params for name in ("run", "doctor"))
+    assert [p.opts for p in doctor[: len(run)]] == [p.opts for p in run]
 
 
 def test_unknown_options_and_commands_are_2() -> None:

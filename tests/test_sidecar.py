@@ -1,6 +1,8 @@
 """The whole process: start, stop, reload, failure. Subprocesses where signals and exit codes matter."""
 
 import asyncio
+import errno
+import logging
 import signal
 import socket
 import subprocess
@@ -8,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from harness import Clock
 from realengine import free_port, get, until
 
 from exporter import catalog
@@ -193,6 +197,83 @@ def test_a_port_in_use_is_one_clear_line_and_2() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "256.1.1.1"])
+def test_an_address_that_cannot_be_had_is_one_clear_line_and_2(host: str) -> None:
+    command = [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"{host}:10777"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"web.listen_address {host}:10777: ")
+    assert "Traceback" not in result.stderr
+
+
+async def test_one_failure_told_by_two_logs_of_an_engine_is_one(tmp_path: Path) -> None:
+    logs = [tmp_path / "a.log", tmp_path / "b.log"]
+    for log in logs:
+        log.touch()
+    paths = (*map(str, logs), f"{tmp_path}/./a.log")
+    clock = Clock()
+    sidecar = Sidecar(Config(log=LogConfig(paths=paths), gpus=NO_GPU), clock=clock)
+    async with aiohttp.ClientSession() as session:
+        sources = sidecar.build(session)
+    assert list(sources) == [str(log) for log in logs]
+    for lines in sidecar.lines:
+        lines.feed(b"2026-11-30 10:00:00 ERROR CUDA error: boom\n", history=False)
+        lines.feed(b"2026-11-30 10:00:01 INFO next\n", history=False)
+    clock.pass_(1.0)
+    for source in sources.values():
+        await source.once()
+    assert sidecar.store.counters[catalog.ERRORS]["cuda", "log"] == 1
+
+
+@pytest.mark.parametrize("before", ["2026-11-30T10:00:00.123456789Z stderr F ", "\x1b[0;36m"])
+async def test_an_engine_is_recognised_through_what_a_runtime_puts_around_its_lines(
+    tmp_path: Path, before: str
+) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    sidecar = Sidecar(Config(log=LogConfig(paths=(str(log),)), gpus=NO_GPU))
+    async with aiohttp.ClientSession() as session:
+        source = sidecar.build(session)[str(log)]
+    await source.once()
+    after = "\x1b[0;0m" if before.startswith("\x1b") else ""
+    log.write_text(f"{before}(APIServer pid=1){after} INFO 11-30 07:26:03 [api_utils.py:286] non-default args: {{}}\n")
+    await source.once()
+    assert sidecar.lifecycle.engine == "vllm"
+
+
+async def test_bytes_that_are_no_http_and_too_many_connections_do_not_fill_the_log(caplog) -> None:
+    sidecar, stop = Sidecar(Config(web=LOCAL, gpus=NO_GPU)), asyncio.Event()
+    task = asyncio.create_task(sidecar.run(stop))
+    while sidecar.address is None:
+        await asyncio.sleep(0.01)
+    reader, writer = await asyncio.open_connection(*sidecar.address)
+    writer.write(b"\x00forged\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        loop.call_exception_handler({"message": "accept", "exception": OSError(errno.EMFILE, "too many")})
+    loop.call_exception_handler({"message": "something else"})
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert said == ["connections are not accepted: Too many open files", "something else"]
+
+
+def test_a_demo_whose_reader_leaves_ends_quietly() -> None:
+    command = [sys.executable, "-m", "exporter", "demo", "--web.listen-address", f"127.0.0.1:{free_port()}"]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        demo.stdout.readline()
+        demo.stdout.close()
+        assert demo.wait(20) == 0
+        assert demo.stderr.read() == ""
+    finally:
+        demo.kill()
+        demo.wait(5)
+        demo.stderr.close()
+
+
 def test_a_bug_ends_it_with_1_and_a_traceback() -> None:
     code = (
         "import exporter.sources.logs as logs\n"
@@ -248,3 +329,24 @@ def test_a_reload_keeps_the_counters_and_a_bad_edit_keeps_the_settings(tmp_path:
         eventually(lambda: 'stopline_request_latency_seconds_count{model="",source="log"} 2.0' in fetch(run.port))
         _, errors = run.end()
     assert "configuration not reloaded, the old one stays" in errors
+
+
+def test_the_doctor_works_beside_a_sidecar_with_the_same_settings(tmp_path: Path) -> None:
+    log, state = tmp_path / "server.log", tmp_path / "state"
+    log.write_text(SEED)
+    arguments = ("--log", str(log), "--state-dir", str(state), "--gpus", "none")
+    with Process(*arguments) as run:
+        eventually(lambda: "stopline_log_lines_total" in fetch(run.port))
+        listen = ("--web.listen-address", f"127.0.0.1:{run.port}", "--seconds", "0.1")
+        command = [sys.executable, "-m", "exporter", "doctor", *arguments, *listen]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert (result.returncode, result.stderr) == (1, "")
+        assert result.stdout.splitlines()[-3:] == [
+            "  latency  can be judged: from the log",
+            "  errors   can be judged: from the log",
+            "  memory   cannot be judged: no GPU is read, no page is read and no line tells how full the KV cache is",
+        ]
+        with log.open("a") as out:
+            out.write(SEED)
+        eventually(lambda: 'stopline_requests_total{model="",outcome="ok"} 1.0' in fetch(run.port))
+        assert run.end()[0] == 0

@@ -20,6 +20,9 @@ SHARED = "shared"
 GENERIC = "generic"
 INFO_LABELS = ("version", "model", "dtype", "quantization")
 _FILLED_IN = ("model", "source", "rank")  # labels a rule need not give
+GROUP = re.compile(r"\$(\w+)")
+RANK_PARTS = ("rank", "pipeline", "tensor", "expert")
+"""What the start of a line may tell of who wrote it, as groups of a record or a process; rank is data-parallel."""
 UNITS: dict[str, float] = {
     "": 1.0,
     "s": 1.0,
@@ -57,7 +60,7 @@ def _check_labels(family: Family, labels: dict[str, str]) -> None:
         raise ValueError(f"{family.short} {takes}, got {', '.join(sorted(labels)) or 'none'}")
     for label, values in family.closed:
         value = labels.get(label, values[0])
-        if not value.startswith("$") and value not in values:
+        if "$" not in value and value not in values:
             raise ValueError(f"label {label} must be one of {', '.join(values)}, got {value!r}")
 
 
@@ -66,20 +69,25 @@ class Signal:
     """One thing a matched line says.
 
     *value* is a named group of the pattern, a number, or ``elapsed`` (seconds since the line that began it);
-    left out it is 1, or the field's own value. *weight* is how many observations of it the line stands for.
-    A label value ``$name`` is that group's text.
+    left out it is 1, or the field's own value. *over*, a group or a number, divides it. *weight* is how many
+    observations of it the line stands for. *total* says that the value goes on growing while the engine lives: each
+    rank's increase counts. In a label value ``$name`` is the text of that group, or of that part of the rank.
     """
 
     signal: str
     value: str = ""
+    over: str = ""
     unit: str = ""
     weight: str = ""
+    total: bool = False
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_labels(_family(self.signal), self.labels)
         if self.value == "elapsed" and self.unit not in ("", "s"):
             raise ValueError(f"unit must be s for elapsed, got {self.unit!r}")
+        if self.total and self.family.kind != "counter":
+            raise ValueError(f"total is for counters, and {self.signal} is a {self.family.kind}")
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(u for u in UNITS if u)}, got {self.unit!r}")
 
@@ -102,7 +110,8 @@ class Pattern:
 
     *contains* are literals of which the line must hold one; derived from the regex when left out.
     *startup* lines are facts about the engine: kept until its next start, and looked for in what was written
-    before Stopline started. *begin* and *end* name the group with the id that pairs two lines.
+    before Stopline started. *begin* and *end* name the group with the id that pairs two lines. *spoils* names
+    patterns whose next line of the same rank is not to be believed, as their first line ever.
     """
 
     name: str
@@ -114,15 +123,16 @@ class Pattern:
     signals: tuple[Signal, ...] = ()
     begin: str = ""
     end: str = ""
+    spoils: tuple[str, ...] = ()
     samples: tuple[LineSample, ...] = ()
     rejects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         groups = self.regex.groupindex
         named = [self.begin, self.end, *self.info.values(), *(s.weight for s in self.signals)]
-        named += [v[1:] for s in self.signals for v in s.labels.values() if v.startswith("$")]
-        named += [s.value for s in self.signals if not _is_number(s.value) and s.value != "elapsed"]
-        for name in named:
+        named += [v for s in self.signals for v in (s.value, s.over) if not _is_number(v) and v != "elapsed"]
+        labels = [name for s in self.signals for v in s.labels.values() for name in GROUP.findall(v)]
+        for name in (*named, *(name for name in labels if name not in RANK_PARTS)):
             if name and name not in groups:
                 raise ValueError(f"pattern {self.name}: no group named {name!r} in the regex")
         if self.phase and self.phase not in PHASES:
@@ -193,9 +203,13 @@ class ErrorRules:
 
 @dataclass(frozen=True, slots=True)
 class LogRules:
-    """How the engine's log is read. *records* are the shapes of what stands before a message, most usual first."""
+    """How the engine's log is read. *records* are the shapes of what stands before a message, most usual first.
+
+    *processes* are the names in ``(name pid=n)`` that tell a rank.
+    """
 
     records: tuple[re.Pattern[str], ...] = ()
+    processes: tuple[re.Pattern[str], ...] = ()
     patterns: tuple[Pattern, ...] = ()
     fields: dict[str, Signal | tuple[Signal, ...]] = field(default_factory=dict)
     echoes: tuple[Echo, ...] = ()
@@ -208,7 +222,10 @@ class PageRule:
     """One way to get a family from the page. *sample* lists a metric's names, newest first: the first present counts.
 
     *where* keeps the series whose labels match; *label_value* takes the number from that label of an info
-    metric; *less* names counters whose increase is taken off (what another family counts already).
+    metric; *over* divides a gauge by another of the same labels; *count* is how many observations a counter of their
+    sum holds, for a histogram that is told as two counters; *less* names counters whose increase is taken off (what
+    another family counts already). With *open*, gauges of what is under way, what is left counts once it is neither
+    finished (*less*) nor open any more: that has gone away.
     """
 
     sample: str | tuple[str, ...]
@@ -216,8 +233,16 @@ class PageRule:
     labels: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
     label_value: str = ""
+    over: str = ""
+    count: str = ""
     less: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
     optional: bool = False
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Every metric the rule looks at."""
+        return tuple(name for name in (*self.names, self.over, self.count, *self.less, *self.open) if name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -226,9 +251,13 @@ class PageRule:
 
 @dataclass(frozen=True, slots=True)
 class Detect:
-    """How the engine is recognised: by the start of its metrics' names, or by a line of its log."""
+    """How the engine is recognised: by the start of its metrics' names, or by a line of its log.
+
+    *exact* are names without a start of their own; a page that has them all is this engine's, if no other's.
+    """
 
     metrics: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
     log: tuple[re.Pattern[str], ...] = ()
 
 
@@ -242,6 +271,23 @@ class PageLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What the engine tells if it is started with *flag*: *gives*. Both are Markdown, for people.
+
+    It does not tell it yet if no line fits one of *patterns*; if its page has none of *metrics*, or, with
+    *bucket_below*, no bucket of them under so many seconds; or, with *page*, if it answers and has no page. With none
+    of these it cannot be seen.
+    """
+
+    flag: str
+    gives: str
+    patterns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    bucket_below: float = 0.0
+    page: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal."""
 
@@ -251,12 +297,14 @@ class Profile:
     tells: str = ""
     detect: Detect = Detect()
     metrics_path: str = "/metrics"
+    iterations_path: str = ""
     health_path: str = ""
     labels: PageLabels = PageLabels()
     metrics: dict[str, PageRule | tuple[PageRule, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
     log: LogRules = LogRules()
+    hints: tuple[Hint, ...] = ()
 
     def __post_init__(self) -> None:
         problems = []
@@ -266,8 +314,16 @@ class Profile:
                     _check_labels(_family(short), rule.labels)
                 except ValueError as error:
                     problems.append(f"metrics.{short}: {error}")
+        patterns = {pattern.name for pattern in self.log.patterns}
+        for pattern in self.log.patterns:
+            problems += [
+                f"pattern {pattern.name}: spoils {n!r}, no such pattern" for n in pattern.spoils if n not in patterns
+            ]
         unknown = (name for name in self.order if name.partition(".")[0] not in BY_SHORT)
         problems += [f"order.{name}: no such family in the catalog" for name in unknown]
+        known = {pattern.name for pattern in self.log.patterns}
+        hinted = (name for hint in self.hints for name in hint.patterns if name not in known)
+        problems += [f"hints: no pattern {name!r} in log.patterns" for name in hinted]
         if problems:
             raise ConfigError(problems)
 
@@ -302,6 +358,12 @@ def shared() -> ErrorRules:
     return load(Path(str(resources.files("exporter.engines") / f"{SHARED}.yaml"))).log.errors
 
 
+@cache
+def metrics_paths() -> tuple[str, ...]:
+    """Where engines have their metrics pages."""
+    return tuple(dict.fromkeys(bundled(engine).metrics_path for engine in (GENERIC, *names())))
+
+
 def of_page(sample_names: set[str]) -> str:
     """The engine whose page this is, by its metrics' names; empty if none is recognised.
 
@@ -312,7 +374,8 @@ def of_page(sample_names: set[str]) -> str:
             wanted = re.compile(rf"(?:[A-Za-z]\w*_)?{re.escape(start).replace(':', '[:_]')}")
             if any(wanted.match(name) for name in sample_names):
                 return engine
-    return ""
+    exact = ((engine, bundled(engine).detect.exact) for engine in names())
+    return next((engine for engine, wanted in exact if wanted and sample_names.issuperset(wanted)), "")
 
 
 def of_log(data: bytes) -> str:

@@ -85,7 +85,8 @@ class Simulation(Observer):
             pause = (self.engine.next_event - self.engine.now) / self._speed
             pause = min(max(pause, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._submitted.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for() of Python 3.11 loses a cancellation at times
+                    await self._submitted.wait()
             self._submitted.clear()
 
     def catch_up(self) -> None:

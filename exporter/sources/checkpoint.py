@@ -19,7 +19,8 @@ TAIL_BYTES = 64  # what is compared before a place: most log lines are longer, s
 Identity = tuple[int, int]
 """Device and inode: the file itself, whatever its name."""
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Tail = Annotated[int, msgspec.Meta(ge=0, le=TAIL_BYTES)]
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ class Place(msgspec.Struct, frozen=True):
     device: int
     inode: int
     offset: _Natural
-    tail_bytes: _Natural
+    tail_bytes: _Tail
     tail_hash: str
 
     @classmethod
@@ -95,7 +96,7 @@ class Checkpoint:
             return msgspec.json.decode(file.read_bytes(), type=_Record)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
             self._warn(error)
             return None
 

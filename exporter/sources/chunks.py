@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 CHUNK_BYTES = 64 * 1024  # larger chunks read no faster and hold up the event loop longer
 LINE_LIMIT_BYTES = 1024 * 1024
 HEAD_BYTES = 64 * 1024
 FLUSH_SECONDS = 2.0
+
+Reason = Literal["missing", "permission", "not_a_file", "io_error"]
+"""Why a log cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class TailStats:
     lag_bytes: int = 0  # size minus offset
     last_line_at: float | None = None  # seconds since epoch
     readable: bool = True
-    reason: str = ""  # if not readable: missing, permission, not_a_file or io_error
+    reason: str = ""  # a Reason if not readable
 
     def add(self, other: "TailStats") -> None:
         """Add the totals of *other*; the state is the caller's to tell."""
@@ -52,6 +56,11 @@ class LineSource(Protocol):
 
     @property
     def stats(self) -> TailStats: ...
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are followed now, whether they are there or not; none for standard input."""
+        ...
 
     def poll(self) -> Iterator[Chunk]:
         """Read what is there now, chunk by chunk; the file may change between two chunks."""
@@ -107,8 +116,8 @@ def count(stats: TailStats, lines: bytes, at: float) -> None:
     stats.last_line_at = at
 
 
-def reason_of(error: OSError) -> str:
-    """Why a log cannot be read, as one of a few words."""
+def reason_of(error: OSError) -> Reason:
+    """Why a log cannot be read."""
     if isinstance(error, PermissionError):
         return "permission"
     return "missing" if isinstance(error, FileNotFoundError | NotADirectoryError) else "io_error"

@@ -1,17 +1,20 @@
 """What a matched line says, put where it belongs: into the store, among the facts, or among the gauges."""
 
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from exporter.catalog import Family
-from exporter.engines.profile import Signal
+from exporter.engines.profile import GROUP, Signal
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
+from exporter.sources.peel import NO_RANKS
 from exporter.store import Store
 
 _LABEL = re.compile(r"[\w./:@+ -]{1,64}")
 _MAX_GAUGES = 256
+_BEYOND = 1e18  # of any unit; more than an engine can do, and sums of it stay numbers
+_LONGEST = 86400.0  # seconds
+_HEAVIEST = 1_000_000  # observations one line can stand for
 
 
 class Effects:
@@ -29,12 +32,16 @@ class Effects:
         self._gauges: dict[tuple[Family, Labels], tuple[float, float]] = {}
         self._known: dict[Signal, Labels] = {}
         self._known_for = ""
+        self._totals: dict[tuple[Signal, str], float] = {}
+        self._fresh = False
 
     def restart(self, at: float | None) -> None:
         """The engine starts (Unix time *at*): what was known of it holds no longer."""
         self._lifecycle.begin(at)
         self._facts.clear()
         self._gauges.clear()
+        self._totals.clear()
+        self._fresh = at is not None
         self._store.claims.reset()
 
     def tell(self, label: str, text: str | None) -> None:
@@ -42,19 +49,32 @@ class Effects:
         if text and text != "None" and _LABEL.fullmatch(text):
             self._lifecycle.info[label] = text
 
-    def apply(self, signal: Signal, value: float, weight: int, match: re.Match[str] | None, *, fact: bool) -> None:
+    def apply(
+        self,
+        signal: Signal,
+        value: float,
+        weight: float | None = 1,
+        match: re.Match[str] | None = None,
+        *,
+        ranks: Mapping[str, str] = NO_RANKS,
+        fact: bool = False,
+    ) -> None:
         """One signal of a line, *value* in base units; what cannot be true is dropped and counted."""
         family = signal.family
-        labels = self._labels(signal, match)
-        if labels is None or not (0 <= value < math.inf and weight >= 0):
+        labels = self._labels(signal, match, ranks)
+        most = _LONGEST if family.kind == "histogram" else _BEYOND
+        if labels is None or not 0 <= value < most or weight is None or not 0 <= weight <= _HEAVIEST:
             self._store.drop(family)
-        elif fact:
+            return
+        if signal.total:
+            value = self._increase(signal, rank_of(match, ranks), value)
+        if fact:
             if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
                 self._facts[family, labels] = value
         elif weight:
             self._lifecycle.worked(finished=family.kind != "gauge")
             if family.kind == "histogram":
-                self._store.observe(family, labels, value, weight, origin="log")
+                self._store.observe(family, labels, value, int(weight), origin="log")
             elif family.kind == "counter":
                 self._store.count(family, labels, value * weight, origin="log")
             elif len(self._gauges) < _MAX_GAUGES:
@@ -70,7 +90,14 @@ class Effects:
         told = {**self._facts, **{key: value for key, (value, _) in self._gauges.items()}}
         return tuple(Sample(family, labels, value) for (family, labels), value in told.items())
 
-    def _labels(self, signal: Signal, match: re.Match[str] | None) -> Labels | None:
+    def _increase(self, signal: Signal, rank: str, total: float) -> float:
+        """What a total grew by; the first one told counts whole if the engine's start was seen."""
+        last = self._totals.get((signal, rank), 0.0 if self._fresh else total)
+        if len(self._totals) < _MAX_GAUGES:
+            self._totals[signal, rank] = total
+        return total - last if total >= last else total
+
+    def _labels(self, signal: Signal, match: re.Match[str] | None, ranks: Mapping[str, str]) -> Labels | None:
         """The label values of *signal*, without ``source``; None if the line has one that cannot be a label."""
         model = self._model or self._lifecycle.info.get("model", "")
         if model != self._known_for:
@@ -83,15 +110,34 @@ class Effects:
             if label == "source":
                 continue
             value = signal.labels.get(label)
-            if value is None:
-                value = "0" if label == "rank" else model
-            elif value.startswith("$") and match is not None:
-                fixed = False
-                value = match[value[1:]] or "0"
-                if not _LABEL.fullmatch(value):
-                    return None
-            values.append(str(int(value)) if label == "rank" and value.isdecimal() else value)
+            if value is None and label == "rank":
+                fixed, value = False, rank_of(match, ranks)
+            elif value is None:
+                value = model
+            elif "$" in value:
+                fixed, value = False, _filled(value, match, ranks)
+            if not fixed and label == "rank" and value.isdecimal():
+                value = str(int(value))
+            if not (value == model or _LABEL.fullmatch(value)):
+                return None
+            values.append(value)
         labels = tuple(values)
         if fixed:
             self._known[signal] = labels
         return labels
+
+
+def rank_of(match: re.Match[str] | None, ranks: Mapping[str, str]) -> str:
+    """The data-parallel rank of who wrote a line, by the line itself or by what stands before it."""
+    told = match["rank"] if match is not None and "rank" in match.re.groupindex else None
+    return told or ranks.get("rank", "0")
+
+
+def _filled(text: str, match: re.Match[str] | None, ranks: Mapping[str, str]) -> str:
+    """*text* with the groups of the line put in; dots that stood between parts which are not there are left out."""
+
+    def part(name: re.Match[str]) -> str:
+        groups = match.groupdict() if match is not None else {}
+        return (groups.get(name[1]) or ranks.get(name[1])) or ""
+
+    return re.sub(r"\.{2,}", ".", GROUP.sub(part, text)).strip(".") or "0"

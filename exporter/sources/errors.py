@@ -19,6 +19,7 @@ _PROSE = re.compile(r"""(?<!\w)(?:"(?=[^"]*\s)|'(?=[^']*\s))""")  # a quote that
 _GROUP = re.compile(r" +\| ")  # the margin of a group of exceptions
 _QUIET = 0.3  # seconds without a further line after which a complete record is judged
 _QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
+_LEAP_YEAR = 366 * 86400.0
 _MAX_LINES = 5000
 _NEXT = 2  # lines to look at after a traceback began, to see whether its lines carry no mark of their own
 _AMID = 64  # the same within such a traceback: lines of other ranks and threads may stand between
@@ -49,7 +50,7 @@ class Errors:
     the one of highest precedence, for the last exception of a crash often only follows the cause. What stands in
     quotes may be a client's text, and makes no kind. The same kind within *window* seconds is the same failure (eight
     ranks print one crash eight times). After the engine has said that it stops, nothing counts until it starts again;
-    after it died, only what may have killed it.
+    after it died, only what may have killed it. *last* is when each kind was counted, shared by the logs of one engine.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Errors:
         count: Callable[[str], None],
         *,
         window: float = 10.0,
+        last: dict[str, tuple[float | None, float]] | None = None,
     ) -> None:
         self.gates = tuple(dict.fromkeys((*rules.gates, *shared.gates)))
         self._kinds = [  # what the engine says in its own words stands above what those words mean elsewhere
@@ -73,13 +75,14 @@ class Errors:
         self._count = count
         self._window = window
         self._blocks: dict[str, _Block] = {}
-        self._last: dict[str, tuple[float | None, float]] = {}
+        self._last = {} if last is None else last
         self._died_in: int | None = None
         self._attention = 0
 
     def remember(self, before: "Errors") -> None:
         """Go on where *before* stops, as after a reload: what it counted is not to be counted again."""
-        self._blocks, self._last, self._died_in = before._blocks, before._last, before._died_in
+        self._blocks, self._died_in = before._blocks, before._died_in
+        self._last.update(before._last)
 
     @property
     def following(self) -> bool:
@@ -199,6 +202,7 @@ class Errors:
             return
         if last := self._last.get(kind):
             apart = abs(when - last[0]) if when is not None and last[0] is not None else now - last[1]
+            apart = min(apart, abs(apart - _LEAP_YEAR))  # a clock without a year begins anew
             if apart < self._window:
                 return
         self._last[kind] = (when, now)

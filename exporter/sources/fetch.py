@@ -5,10 +5,12 @@ import base64
 import errno
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-_ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
+_ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"  # who names OpenMetrics is given it, whatever the order of preference
+_MOST_REDIRECTS = 3
 _NOBODY = "(is the server up, and is this its address?)"
 
 
@@ -18,6 +20,7 @@ class Unreadable(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason} {detail}".strip())
         self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,10 @@ class Server:
 
     async def get(self, path: str) -> tuple[str, bool]:
         """The body as text and whether it is OpenMetrics. Raises Unreadable."""
-        timeout = aiohttp.ClientTimeout(total=self.access.timeout)
         headers = self.access.headers()
         try:
-            async with self.session.get(self.url + path, headers=headers, timeout=timeout) as response:
-                if response.status != 200:
-                    raise Unreadable(f"http_{response.status}", self.url + path)
-                body = await _capped(response.content, self.access.max_bytes)
-                return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
+            async with asyncio.timeout(self.access.timeout):
+                return await self._follow(self.url + path, headers)
         except TimeoutError:
             raise Unreadable("timeout", f"no answer in {self.access.timeout:g} s") from None
         except aiohttp.ClientSSLError as error:
@@ -72,6 +71,20 @@ class Server:
             raise Unreadable("refused" if refused else "unreachable", f"{error} {_NOBODY}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreadable("broken", str(error) or type(error).__name__) from None
+
+    async def _follow(self, url: str, headers: dict[str, str]) -> tuple[str, bool]:
+        """The body at *url*, or where that leads on the same server; never elsewhere, least of all with a token."""
+        for _ in range(_MOST_REDIRECTS):
+            async with self.session.get(url, headers=headers, allow_redirects=False) as response:
+                target = urljoin(url, response.headers.get("Location", ""))
+                if response.status in (301, 302, 307, 308) and urlsplit(target)[:2] == urlsplit(url)[:2]:
+                    url = target
+                    continue
+                if response.status != 200:
+                    raise Unreadable(f"http_{response.status}", url)
+                body = await _capped(response.content, self.access.max_bytes)
+                return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
+        raise Unreadable("broken", "the server redirects in a circle")
 
 
 async def _capped(content: aiohttp.StreamReader, limit: int) -> bytes:

@@ -61,6 +61,10 @@ class LogFiles:
         total.readable = not total.reason
         return total
 
+    @property
+    def paths(self) -> list[Path]:
+        return list(self._tailers)
+
     def poll(self) -> Iterator[Chunk]:
         if self._is_glob and (self._scanned_at is None or self._clock() - self._scanned_at >= SCAN_SECONDS):
             self._scan()

@@ -33,14 +33,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from tenacity import RetryCallState, Retrying, wait_exponential_jitter, wait_fixed, wait_random
 from tenacity.wait import wait_base
 
+from exporter import remedies
 from exporter.catalog import GPU_INFO, GPU_PEAK, GPU_UP, GPU_USED
 from exporter.signals import Reading, Sample
 from exporter.sources.devices import choose, find_engines, parse
-from exporter.sources.nvml import REMEDIES, Device, Nvml, NvmlError, PyNvml, Reason, Values, Worker
+from exporter.sources.nvml import Device, Nvml, NvmlError, PyNvml, Reason, Values, Worker
 from exporter.store import Store
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,23 @@ class GpuSource:
                     pause.cancel()
         finally:
             self._close()
+
+    @property
+    def chosen_by(self) -> Literal["settings", "engine", "container"]:
+        """What decided which devices are watched: with ``container`` no process of an engine was seen."""
+        if self._names != ("auto",):
+            return "settings"
+        return "engine" if self._engines else "container"
+
+    @property
+    def missing(self) -> list[str]:
+        """Names that fit no device."""
+        return self._choice[1]
+
+    @property
+    def visible(self) -> int:
+        """Devices that can be seen here, those not chosen included."""
+        return sum(len(gpu.devices) for gpu in self._gpus if not gpu.forbidden)
 
     async def _round(self, pause: asyncio.Future[None]) -> None:
         """Ask everything once and publish what is known when all have answered, or *pause* is over."""
@@ -203,7 +222,7 @@ class GpuSource:
             self._choice = labels, missing
             log.info("source=gpu devices=%s driver=%s", ",".join(labels), self._driver)
             if missing:
-                log.warning("source=gpu missing=%s remedy=%r", ",".join(missing), REMEDIES["no_devices"])
+                log.warning("source=gpu missing=%s remedy=%r", ",".join(missing), _remedy("no_devices"))
 
     # what is said
 
@@ -217,7 +236,10 @@ class GpuSource:
         if samples or down:
             self._note("all", down)
             reason, now = reasons[0] if reasons else "", self._clock()
-            self._store.publish(Reading("gpu", "gpu", not down, self._wall(), tuple(samples), reason, now - begin))
+            reading = Reading(
+                "gpu", "gpu", not down, self._wall(), tuple(samples), reason, now - begin, str(down or "")
+            )
+            self._store.publish(reading)
 
     def _nothing(self) -> NvmlError | None:
         """Why nothing is said of any GPU; None if something is, or while that is not known."""
@@ -266,7 +288,7 @@ class GpuSource:
         self._notes[subject] = now
         if error and error.reason != was:
             text = "source=gpu device=%s state=down reason=%s error=%r remedy=%r"
-            log.warning(text, subject, error.reason, str(error), REMEDIES[error.reason])
+            log.warning(text, subject, error.reason, str(error), _remedy(error.reason))
         elif error:
             log.debug("source=gpu device=%s state=down reason=%s", subject, error.reason)
         elif was:
@@ -391,6 +413,10 @@ class Backoff:
         seconds = self._wait(self._state)
         self._state.prepare_for_next_attempt()
         return seconds
+
+
+def _remedy(reason: Reason) -> str:
+    return remedies.plain(remedies.GPU[reason].remedy)
 
 
 def _open(nvml: Nvml, end: bool) -> tuple[str, int]:

@@ -5,7 +5,7 @@ cut out and matched. While an error or an echo is open every line is looked at, 
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from exporter import catalog
 from exporter.catalog import Family
@@ -14,11 +14,11 @@ from exporter.engines.profile import GENERIC, Echo, Pattern, Profile, Signal, bu
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
 from exporter.sources.chunks import HEAD_BYTES
-from exporter.sources.effects import Effects
+from exporter.sources.effects import Effects, rank_of
 from exporter.sources.errors import Errors
 from exporter.sources.fields import Fields, number
 from exporter.sources.pairs import Orphan, Pairs
-from exporter.sources.peel import ERROR, Record, Shape, Unwrapper, peel, seconds_of
+from exporter.sources.peel import ERROR, NO_RANKS, Record, Shape, Unwrapper, peel, seconds_of
 from exporter.store import Store
 
 _ECHO_LINES = 200  # of an echo whose end cannot be told
@@ -34,7 +34,8 @@ _Rule = Pattern | Echo | Fields | None
 class Lines:
     """One log's lines, turned into counts, observations and gauges in the *store*.
 
-    *patterns* and *fields* are the user's, beside those of the profile.
+    *patterns* and *fields* are the user's, beside those of the profile. *counted* is when each kind of error was,
+    shared by the logs of one engine, which may tell one failure each.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Lines:
         patterns: Iterable[Pattern] = (),
         fields: dict[str, Signal | tuple[Signal, ...]] | None = None,
         window: float = 10.0,
+        counted: dict[str, tuple[float | None, float]] | None = None,
         model: str = "",
     ) -> None:
         self.source = source
@@ -57,10 +59,13 @@ class Lines:
         self._patterns = tuple(patterns)
         self._own_fields = fields or {}
         self._window = window
+        self._counted = {} if counted is None else counted
         self._unwrapper = Unwrapper()
         self._effects = Effects(store, lifecycle, clock, model=model)
         self._pairs = Pairs()
         self._processes: set[str] = set()
+        self._ranks: dict[str, Mapping[str, str]] = {}
+        self._sound: set[tuple[str, str]] = set()
         self._echo: Echo | None = None
         self._echo_lines = 0
         self._echo_at = 0.0
@@ -82,9 +87,13 @@ class Lines:
         log = profile.log
         self._shapes = [Shape(regex) for regex in log.records or bundled(GENERIC).log.records]
         before = getattr(self, "_errors", None)
-        self._errors = Errors(log.errors, shared(), self._lifecycle, self._error, window=self._window)
+        self._errors = Errors(
+            log.errors, shared(), self._lifecycle, self._error, window=self._window, last=self._counted
+        )
         if before is not None:
             self._errors.remember(before)
+        self._ranks.clear()
+        self._spoilt = {name for pattern in log.patterns for name in pattern.spoils}
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
         for echo in log.echoes:
@@ -226,14 +235,39 @@ class Lines:
         for label, group in pattern.info.items():
             self._effects.tell(label, match[group])
         elapsed = self._pair(pattern, match, record) if pattern.begin or pattern.end else None
-        for signal in pattern.signals:
-            value = elapsed if signal.value == "elapsed" else _value(signal, match)
-            if value is not None:
-                weight = int(float(match[signal.weight])) if signal.weight else 1
-                self._effects.apply(signal, value, weight, match, fact=pattern.startup)
+        ranks = record.ranks or self._ranks_of(record.process)
+        if not self._spoils(pattern, rank_of(match, ranks)):
+            for signal in pattern.signals:
+                value = _value(signal, match, elapsed)
+                if value is not None:
+                    weight = number(match[signal.weight], "") if signal.weight else 1.0
+                    self._effects.apply(signal, value, weight, match, ranks=ranks, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
         return True
+
+    def _spoils(self, pattern: Pattern, rank: str) -> bool:
+        """Whether a line before has spoilt this one of *rank*; what this one spoils is remembered."""
+        for name in pattern.spoils:
+            self._sound.discard((name, rank))
+        if pattern.name not in self._spoilt or (pattern.name, rank) in self._sound:
+            return False
+        if len(self._sound) < _MAX_PROCESSES:
+            self._sound.add((pattern.name, rank))
+        return True
+
+    def _ranks_of(self, process: str) -> Mapping[str, str]:
+        """The parts of the rank that the name of a process tells."""
+        if not process or not self._profile.log.processes:
+            return NO_RANKS
+        known = self._ranks.get(process)
+        if known is None:
+            matches = (regex.match(process) for regex in self._profile.log.processes)
+            match = next((m for m in matches if m), None)
+            known = {name: text for name, text in match.groupdict().items() if text} if match else NO_RANKS
+            if len(self._ranks) < _MAX_PROCESSES:
+                self._ranks[process] = known
+        return known
 
     def _fields(self, fields: Fields, record: Record) -> bool:
         if self._history:
@@ -242,7 +276,7 @@ class Lines:
         if found and record.level != ERROR:  # a request that failed says nothing of how long one takes
             self._lifecycle.engine = self._lifecycle.engine or self._profile.engine
             for signal, value in found:
-                self._effects.apply(signal, value, 1, None, fact=False)
+                self._effects.apply(signal, value, ranks=record.ranks or self._ranks_of(record.process))
             self._count(catalog.LOG_MATCHED, (self.source, "fields"))
         return bool(found)
 
@@ -265,6 +299,7 @@ class Lines:
         self._errors.settle()
         if phase == "starting":
             self._effects.restart(None if self._history else self._store.wall())
+            self._sound.clear()
             self._pairs.clear()
         else:
             self._lifecycle.enter(phase)
@@ -282,8 +317,19 @@ class Lines:
         return self._store.counters[catalog.LOG_MATCHED].get((self.source, pattern), 0.0)
 
 
-def _value(signal: Signal, match: re.Match[str]) -> float | None:
-    if not signal.value:
-        return 1.0
-    text = match[signal.value] if signal.value in match.re.groupindex else signal.value
-    return None if text is None else number(text, signal.unit)
+def _value(signal: Signal, match: re.Match[str], elapsed: float | None) -> float | None:
+    """What *signal* says in base units; None if the line leaves it out, or divides by nothing."""
+    if signal.value == "elapsed":
+        value = elapsed
+    else:
+        text = _text(signal.value or "1", match)
+        value = None if text is None else number(text, signal.unit)
+    if signal.over and value is not None:
+        divisor = number(_text(signal.over, match) or "", "")
+        value = value / divisor if divisor else None
+    return value
+
+
+def _text(name: str, match: re.Match[str]) -> str | None:
+    text: str | None = match[name] if name in match.re.groupindex else name
+    return text

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 from exporter import catalog
@@ -55,6 +56,15 @@ class LogSource:
     def close(self) -> None:
         """Let go of the files, and remember how far they were read."""
         self._files.close()
+
+    @property
+    def source(self) -> str:
+        return self._lines.source
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are followed now; none for standard input."""
+        return self._files.paths
 
     async def once(self) -> None:
         """Read all that is there now; what is known meanwhile is told, however long that takes."""

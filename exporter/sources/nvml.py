@@ -31,17 +31,6 @@ Reason = Literal[
     "unknown",
 ]
 
-REMEDIES: dict[Reason, str] = {
-    "library_not_found": "let the container runtime inject the driver (capability utility), or watch no GPUs",
-    "driver_mismatch": "restart the container or pod: the driver was upgraded under the library it loaded",
-    "driver_not_loaded": "load the NVIDIA kernel module, and give the container /dev/nvidiactl",
-    "no_permission": "give the container the /dev/nvidia* nodes, readable for its user",
-    "gpu_lost": "look for Xid in the kernel log; the GPU wants a reset or the node a reboot",
-    "timeout": "the driver does not answer; look for Xid and hung tasks in the kernel log",
-    "no_devices": "compare the devices setting with what nvidia-smi -L shows in this container",
-    "unknown": "run nvidia-smi in this container",
-}
-
 # NVML return codes (nvml.h, nvmlReturn_t), as numbers: pynvml is not loaded until it is wanted
 _REASONS: dict[int, Reason] = {
     4: "no_permission",

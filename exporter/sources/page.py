@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from exporter.catalog import BY_SHORT
 from exporter.engines.profile import Profile
 from exporter.refine import Window
 
@@ -16,7 +17,9 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 """A sample's name and its labels, sorted."""
 
 _NAME = re.compile(r"(?:# TYPE )?([A-Za-z_:][\w:]*)")
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)")
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
+_GROWING = ("_total", "_bucket", "_count")
 _BEYOND = 1e18
 _MOST_REMEMBERED = 200_000  # series; more than any engine has, and what a page that churns labels may cost
 _RESTART_SECONDS = 0.5  # a start time that differs by less is the same start, told anew
@@ -37,6 +40,10 @@ class Page:
     """By metric: values that cannot be, and families that cannot be parsed."""
     bad: set[Key] = field(default_factory=set)
     """Series that are there with a value that cannot be."""
+    growing: set[str] = field(default_factory=set)
+    """Samples that can only grow while the engine lives."""
+    size: int = 0
+    """Characters."""
 
     def has(self, name: str) -> bool:
         """Whether the page has the metric *name* or announces it."""
@@ -59,9 +66,10 @@ class PageReader:
     """
 
     def __init__(self, profile: Profile) -> None:
-        wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.names}
-        wanted |= {name for rules in profile.page_rules().values() for rule in rules for name in rule.less}
+        wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
         self._wanted = wanted | {START_TIME}
+        counters = (rules for short, rules in profile.page_rules().items() if BY_SHORT[short].kind == "counter")
+        self._counters = {name for rules in counters for rule in rules for name in (*rule.names, *rule.less)}
         self._mirrors = set(profile.labels.mirrors)
         self._starts = {start.rstrip(":_"): start for start in profile.detect.metrics}
         starts = "|".join(map(re.escape, self._starts))
@@ -70,21 +78,18 @@ class PageReader:
 
     def read(self, text: str, *, openmetrics: bool = False) -> Page:
         """*text* as a page. Raises NotAPage if it holds no sample and no announcement at all."""
-        page, groups = Page(), defaultdict[str, list[str]](list)
+        page, groups = Page(size=len(text)), defaultdict[str, list[str]](list)
         for line in text.splitlines():
             match = _NAME.match(line)
             if match is None:
                 continue
             name = self.canonical(match[1])
             page.names.add(name)
-            for base in (
-                name,
-                _SUFFIX.sub("", name),
-                name + "_total",
-            ):  # OpenMetrics announces without _total
+            if name != match[1]:  # a page may announce one form of a name and use the other
+                line = line[: match.start(1)] + name + line[match.end(1) :]
+            for base in {name, _SUFFIX.sub("", name), name + "_total"}:  # OpenMetrics announces without _total
                 if base in self._wanted:
                     groups[base].append(line)
-                    break
         if not page.names:
             raise NotAPage("no metrics in the answer")
         for base, lines in groups.items():
@@ -108,22 +113,22 @@ class PageReader:
         except (ValueError, KeyError, IndexError, TypeError):
             page.dropped[base] += 1
             return
+        printed = {match[1] for line in lines if (match := _SAMPLE.match(line))}
         for family in families:
             for sample in family.samples:
-                name = self.canonical(sample.name)
+                name = sample.name
+                if name not in printed:  # the parser adds _total to counters that an engine shows without it
+                    name = name.removesuffix("_total")
+                if family.type == "counter" or name.endswith(_GROWING) or name in self._counters:
+                    page.growing.add(name)
                 labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._mirrors))
                 series = page.samples[name]
                 key = (name, labels)
-                if not _possible(name, sample.value):
+                if not (abs(sample.value) < _BEYOND and (sample.value >= 0 or name not in page.growing)):
                     page.dropped[base] += 1
                     page.bad.add(key)
                     continue
                 series[key] = max(series.get(key, -math.inf), sample.value)
-
-
-def _possible(name: str, value: float) -> bool:
-    """Whether a sample can have this value; counts are never negative, and nothing is beyond all measure."""
-    return abs(value) < _BEYOND and (value >= 0 or not name.endswith(("_total", "_bucket", "_count")))
 
 
 class Increases:
@@ -192,7 +197,7 @@ class Increases:
             return abs(page.started_at - self._started_at) > _RESTART_SECONDS
         fell = kept = 0
         for name, series in page.samples.items():
-            if name.endswith(("_total", "_count")):
+            if name in page.growing and not name.endswith("_bucket"):
                 for key, value in series.items():
                     before = self._last.get(key, 0.0)
                     fell += value < before
@@ -209,3 +214,11 @@ def histograms(page: Page, name: str) -> Iterator[tuple[dict[str, str], dict[str
             groups.setdefault(labels, {}).setdefault(suffix, []).append((key, value))
     for labels, group in groups.items():
         yield dict(labels), group
+
+
+def totals(page: Page, name: str, count: str) -> Iterator[tuple[dict[str, str], dict[str, list[tuple[Key, float]]]]]:
+    """The same for an engine that tells a sum (*name*) and how many it is of (*count*) as two counters."""
+    counts = {key[1]: (key, value) for key, value in page.samples.get(count, {}).items()}
+    for key, value in page.samples.get(name, {}).items():
+        if key[1] in counts:
+            yield dict(key[1]), {"_sum": [(key, value)], "_count": [counts[key[1]]]}

@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
-_CRI = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
+from exporter.engines.profile import RANK_PARTS
+
+_CRI = re.compile(rb"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
+_CRI_STREAMS = (b" stdout F", b" stderr F", b" stdout P", b" stderr P")
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
-_DOCKER = re.compile(rb'\{"log":"(?:[^"\\]|\\.)*+","stream":"std(?:out|err)"')
+_DOCKER = re.compile(rb'(?m)^\{"log":"(?:[^"\\]|\\.)*+","stream":"std(?:out|err)"')
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
 _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 # vLLM's and Ray's name of a process, and the rank that torch.distributed puts before each line of an exception
@@ -40,6 +44,9 @@ _TIME_KEYS = ("timestamp", "time", "ts", "@timestamp", "asctime")
 _STACK_KEYS = ("exc_info", "exception", "traceback", "stack", "stack_trace", "error.stack")
 
 
+NO_RANKS: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Record:
     """One line, peeled. *shaped* says that the line starts a record by its own shape; else it may continue one.
@@ -47,7 +54,8 @@ class Record:
     *process* is the ``name pid=n`` some servers put before every line of a process, raw output included; of two,
     the inner one first.
     *level* is ``error``, ``warning``, ``below`` or empty where the line tells none. *place* is what identifies
-    the call that printed it. *fields* are those of a JSON line, nested ones by dotted name.
+    the call that printed it. *ranks* are the parts of the rank that the shape tells. *fields* are those of a JSON
+    line, nested ones by dotted name.
     """
 
     text: str
@@ -57,6 +65,7 @@ class Record:
     process: str = ""
     place: str = ""
     stack: str = ""
+    ranks: Mapping[str, str] = field(default_factory=lambda: NO_RANKS)
     fields: Mapping[str, Any] | None = None
 
 
@@ -71,7 +80,7 @@ _decode_docker = msgspec.json.Decoder(_DockerLine).decode
 class Unwrapper:
     """Takes what container runtimes put around lines (CRI, Docker) and colours off whole chunks; joins split lines.
 
-    A file is in a container runtime's format if its first line is. Parts are joined per stream, bounded.
+    A file is in a container runtime's format from the first line that is. Parts are joined per stream, bounded.
     """
 
     def __init__(self) -> None:
@@ -80,14 +89,18 @@ class Unwrapper:
 
     def feed(self, data: bytes) -> bytes:
         """Whole lines in, whole lines out."""
-        if not data:
-            return data
         if self._runtime is None:
-            self._runtime = self._cri if _CRI.match(data) else self._docker if _DOCKER.match(data) else bytes
-        data = self._runtime(data)
+            self._runtime = self._find(data)
+        if self._runtime is not None:
+            data = self._runtime(data)
         if b"\x1b" in data or b"\xc2\x9b" in data:
             data = _ANSI.sub(b"", data)
         return data
+
+    def _find(self, data: bytes) -> Callable[[bytes], bytes] | None:
+        if any(stream in data for stream in _CRI_STREAMS) and _CRI.search(data):
+            return self._cri
+        return self._docker if b'","stream":"std' in data and _DOCKER.search(data) else None
 
     def _cri(self, data: bytes) -> bytes:
         if not self._parts and b" P " not in data:
@@ -124,11 +137,12 @@ def _split(data: bytes) -> Iterator[bytes]:
 
 
 class Shape:
-    """What stands before a message; *regex* may have the groups level, time, place and process."""
+    """What stands before a message; *regex* may have the groups level, time, place, process, and parts of the rank."""
 
     def __init__(self, regex: re.Pattern[str]) -> None:
         self._match = regex.match
         self._groups = tuple(name for name in ("level", "time", "place", "process") if name in regex.groupindex)
+        self._ranks = tuple(name for name in RANK_PARTS if name in regex.groupindex)
 
     def record(self, text: str, process: str) -> Record | None:
         """*text* as a record of this shape."""
@@ -139,6 +153,8 @@ class Shape:
         for name in self._groups:
             if value := match[name]:
                 setattr(record, name, value)
+        if self._ranks and (ranks := {name: text for name in self._ranks if (text := match[name])}):
+            record.ranks = ranks
         record.level = _level(record.level)
         return record
 

@@ -1,6 +1,7 @@
 """The engine's metrics endpoint: polled, recognised, and turned into a reading and into increases."""
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,7 +13,7 @@ from exporter.engines.profile import PageRule, Profile
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
 from exporter.sources.fetch import Server, Unreadable
-from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of
+from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of, totals
 from exporter.store import OTHER, Store
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 SOURCE = "metrics"
 _LONGEST = 86400.0
 _HEALTH_EVERY = 5.0
+_ELSEWHERE_EVERY = 30.0
+_ELSEWHERE = ("http_404", "not_metrics", "not_recognised")
 _LARGE = 1 << 18
 _RANKS = 1024
 _MAX_LABEL = 128
@@ -50,8 +53,12 @@ class ScrapeSource:
         self._clock = clock
         self._recognised = recognised
         self._model = model
+        self.page: Page | None = None
+        """The last that was read."""
         self._profile: Profile | None = None
         self._health_at = -_HEALTH_EVERY
+        self._elsewhere_at = -_ELSEWHERE_EVERY
+        self._path = ""
         self._models_served: set[str] = set()
         self._seen: dict[str, set[str]] = defaultdict(set)
         self._state = "-"
@@ -65,6 +72,7 @@ class ScrapeSource:
             self._reader = PageReader(profile)
             self._increases = Increases()
             self._owed: dict[tuple[Family, Labels], float] = defaultdict(float)
+            self._admitted: dict[tuple[Family, Labels], float] = defaultdict(float)
             for name, order in profile.order.items():
                 family, _, of = name.partition(".")
                 signal = catalog.BY_SHORT[family]
@@ -79,17 +87,17 @@ class ScrapeSource:
     async def once(self) -> None:
         """One attempt; what goes wrong becomes a failed reading."""
         began = self._clock()
-        reason = ""
+        reason = detail = ""
         samples: tuple[Sample, ...] = ()
         try:
-            page = await self._page()
+            self.page = page = await self._page()
             healthy = await self._health()
             samples = self._translate(page, healthy)
             if healthy is False:  # what was counted counts, but what it shows is no longer so
                 raise Unreadable("unhealthy", f"{self._in_use.health_path} says so, though the page still answers")
             self._tell("", "")
         except Unreadable as error:
-            reason, samples = error.reason, ()
+            reason, detail, samples = error.reason, error.detail, ()
             if reason != "unhealthy":
                 self._lifecycle.silent(refused=reason == "refused")
             self._tell(reason, str(error))
@@ -102,13 +110,30 @@ class ScrapeSource:
                 samples=samples,
                 reason=reason,
                 seconds=self._clock() - began,
+                detail=detail,
             )
         )
 
     # fetching
 
     async def _page(self) -> Page:
-        path = self._profile.metrics_path if self._profile else "/metrics"
+        """The page, from where it was last; now and then also looked for where other engines have theirs."""
+        usual = self._path or (self._profile.metrics_path if self._profile else "/metrics")
+        try:
+            return await self._page_at(usual)
+        except Unreadable as error:
+            if error.reason not in _ELSEWHERE or self._clock() - self._elsewhere_at < _ELSEWHERE_EVERY:
+                raise
+            self._elsewhere_at = self._clock()
+            for path in profiles.metrics_paths():
+                if path != usual:
+                    with contextlib.suppress(Unreadable):
+                        page = await self._page_at(path)
+                        self._path = path
+                        return page
+            raise
+
+    async def _page_at(self, path: str) -> Page:
         text, openmetrics = await self._server.get(path)
         if self._profile is None:
             self.use(self._find(text))
@@ -164,6 +189,7 @@ class ScrapeSource:
         models = self._models(page)
         if increases.restarted or (self._models_served and self._models_served.isdisjoint(models)):
             self._owed.clear()
+            self._admitted.clear()
             log.info("engine restarted: url=%s", self._server.url)
             self._store.keep_models(models)
         self._models_served = set(models) - {""}
@@ -242,19 +268,22 @@ class ScrapeSource:
     ) -> None:
         """Series that fall together add up, but shares do not: of those the fullest counts."""
         model = self._lifecycle.info.get("model", "")
-        for native, _, number in _matching(page, name, rule):
+        for native, key, number in _matching(page, name, rule):
             value = _label_number(native, rule.label_value) if rule.label_value else number
+            if rule.over and value is not None:
+                whole = page.samples.get(rule.over, {}).get((rule.over, key[1]))
+                value = value / whole if whole else None
             if value is None:
                 continue
             if value < 0:
                 self._store.drop(family)
                 continue
-            key = (family, self._labels(family, rule, native, model))
+            ours = (family, self._labels(family, rule, native, model))
             value *= rule.scale
             if family.name.endswith("_ratio") or rule.label_value:
-                gauges[key] = max(gauges.get(key, 0.0), value)
+                gauges[ours] = max(gauges.get(ours, 0.0), value)
             else:
-                gauges[key] = gauges.get(key, 0.0) + value
+                gauges[ours] = gauges.get(ours, 0.0) + value
 
     def _counter(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
         """Count what grew; not if *told*: until now another source counted the same."""
@@ -262,20 +291,46 @@ class ScrapeSource:
         for native, key, value in _matching(page, name, rule):
             grown[self._labels(family, rule, native, model)] += self._increases.of(key, value)
         moved = any(grown.values())
+        less: dict[Labels, float] = defaultdict(float)
         for other in rule.less:
             for native, key, value in _matching(page, other, PageRule(other)):
-                self._owed[family, self._labels(family, rule, native, model)] += self._increases.of(key, value)
+                less[self._labels(family, rule, native, model)] += self._increases.of(key, value)
+        if rule.open:
+            grown = self._gone(page, family, rule, model, {k: grown[k] - less[k] for k in grown})
+            less.clear()
         for labels, amount in grown.items():
+            self._owed[family, labels] += less[labels]
             taken = min(amount, self._owed[family, labels])  # what is told twice need not be told in the same poll
             self._owed[family, labels] -= taken
             if amount > taken and not told:
                 self._store.count(family, labels, (amount - taken) * rule.scale, origin="metrics")
         return moved
 
+    def _gone(
+        self, page: Page, family: Family, rule: PageRule, model: str, net: dict[Labels, float]
+    ) -> dict[Labels, float]:
+        """How many were admitted (*net* of those that finished) and are not open any more; never too many.
+
+        Those that were open at the first poll are not known to have been admitted, until nothing is open.
+        """
+        still: dict[Labels, float] = defaultdict(float)
+        for gauge in rule.open:
+            for native, _, value in _matching(page, gauge, PageRule(gauge)):
+                still[self._labels(family, rule, native, model)] += value
+        gone = {}
+        for labels, amount in net.items():
+            key = (family, labels)
+            self._admitted[key] += amount
+            gone[labels] = max(0.0, self._admitted[key] - still[labels])
+            self._admitted[key] -= gone[labels]
+            if not still[labels]:
+                self._admitted[key] = 0.0
+        return gone
+
     def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
         """Observe what came; not if *told*: until now another source observed the same."""
         moved = False
-        for native, group in histograms(page, name):
+        for native, group in totals(page, name, rule.count) if rule.count else histograms(page, name):
             if not _fits(native, rule):
                 continue
             window = self._increases.window(group)

@@ -3,6 +3,7 @@
 import os
 import select
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from exporter.sources.chunks import CHUNK_BYTES, FLUSH_SECONDS, Chunk, Lines, TailStats, count, reason_of
 
@@ -16,6 +17,7 @@ class StandardInput:
 
     def __init__(self, *, clock: Callable[[], float], wall: Callable[[], float], fd: int = 0) -> None:
         self.stats = TailStats()
+        self.paths: list[Path] = []
         self._fd = fd
         self._clock = clock
         self._wall = wall

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from exporter import remedies
 from exporter.sources.checkpoint import TAIL_BYTES, Checkpoint, Identity, Place
 from exporter.sources.chunks import CHUNK_BYTES, FLUSH_SECONDS, Chunk, Lines, TailStats, count, reason_of
 
@@ -38,13 +39,6 @@ log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 1.0
 REMEMBERED_FILES = 8  # of each path, should one come back, or its name be that of another path now
-
-_ADVICE = {
-    "missing": "waiting for it",
-    "permission": "let the sidecar's user read it, e.g. with a common group (securityContext.fsGroup)",
-    "not_a_file": "only regular files are followed; give a pipe as standard input",
-    "io_error": "trying again",
-}
 
 
 class _File:
@@ -315,7 +309,8 @@ class Tailer:
         if reason != self.stats.reason:
             if reason:
                 level = logging.INFO if reason == "missing" else logging.WARNING  # rotations come and go
-                log.log(level, "log not readable: path=%s reason=%s (%s)", self._path, reason, _ADVICE[reason])
+                remedy = remedies.plain(remedies.LOG[reason].remedy)
+                log.log(level, "log not readable: path=%s reason=%s remedy=%r", self._path, reason, remedy)
             else:
                 log.info("log readable again: path=%s", self._path)
         self.stats.readable, self.stats.reason = not reason, reason

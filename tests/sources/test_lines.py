@@ -8,9 +8,9 @@ from harness import Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter import catalog
+from exporter import catalog, strictyaml
 from exporter.engines import profile as profiles
-from exporter.engines.profile import Pattern, Signal
+from exporter.engines.profile import Pattern, Profile, Signal
 
 SEED = "[request_id=xxx] queue_wait_ms=12.3 step_latency_ms=45.6 total_ms=57.9"
 
@@ -145,13 +145,14 @@ def test_history_gives_facts_and_no_counts() -> None:
     assert reader.told() == {
         "engine_limit{name=max_running_requests}": 8.0,
         "kv_cache_capacity_tokens{model=,rank=0}": 1048576.0,
+        "parallelism{dimension=data}": 1.0,
     }
 
 
 def test_a_new_start_forgets_the_facts_of_the_last() -> None:
     reader = Reader("vllm").feed(START)
     reader.feed("(APIServer pid=3) INFO 11-30 08:26:03 [api_utils.py:286] non-default args: {'port': 1}\n")
-    assert reader.told() == {}
+    assert reader.told() == {"parallelism{dimension=data}": 1.0}
     assert reader.lifecycle.phase == "starting"
 
 
@@ -223,3 +224,156 @@ def test_a_flood_of_bait_takes_no_time_worth_telling(engine: str) -> None:
     literals += [*profile.log.fields, *profile.log.errors.gates, *profiles.shared().gates]
     line = " ".join(literals * 20)
     Reader(engine).feed((line + "\n") * 20).settle()
+
+
+PARALLEL = """
+engine: acme
+log:
+  records: ['\\[(?:DP(?P<rank>\\d+))?(?: ?PP(?P<pipeline>\\d+))?(?: ?TP(?P<tensor>\\d+))?\\] ', 'INFO ']
+  processes: ['Worker(?:_DP(?P<rank>\\d+))?(?:_PP(?P<pipeline>\\d+))?(?:_TP(?P<tensor>\\d+))?']
+  patterns:
+    - name: start
+      regex: 'begin'
+      phase: starting
+    - name: weights
+      regex: 'weights (?P<gib>\\d+) GiB'
+      startup: true
+      signals: [{signal: rank_weights_bytes, value: gib, unit: GiB, labels: {rank: $rank.$pipeline.$tensor}}]
+    - name: load
+      regex: 'load (?P<n>\\d+)'
+      signals: [{signal: requests_running, value: n}]
+    - name: balance
+      regex: 'busiest (?P<times>\\S+) times the mean'
+      signals: [{signal: expert_balance_ratio, value: '1', over: times}]
+    - name: idle
+      regex: 'from idle'
+      spoils: [step]
+    - name: step
+      regex: '(?P<batch>\\d+) requests at (?P<speed>\\S+) tokens/s'
+      signals: [{signal: step_latency_seconds, value: batch, over: speed, labels: {phase: decode}}]
+    - name: totals
+      regex: '(?:RANK (?P<rank>\\d+) )?finished (?P<n>\\d+)'
+      signals: [{signal: requests_total, value: n, total: true, labels: {outcome: ok}}]
+"""
+ACME = strictyaml.parse(PARALLEL, Profile, "acme.yaml")
+
+
+@pytest.mark.parametrize(
+    ("before", "rank"),
+    [
+        ("[] ", "0"),
+        ("[TP3] ", "3"),
+        ("[DP1 PP0 TP3] ", "1.0.3"),
+        ("[DP1 TP3] ", "1.3"),
+        ("[PP2] ", "2"),
+        ("(Worker_TP12 pid=4) INFO ", "12"),
+        ("(Worker_DP1_PP0_TP3 pid=4) INFO ", "1.0.3"),
+        ("(Worker pid=4) INFO ", "0"),
+        ("(EngineCore pid=4) INFO ", "0"),
+    ],
+)
+def test_the_start_of_a_line_tells_the_rank(before: str, rank: str) -> None:
+    told = Reader(ACME).feed(f"{before}weights 2 GiB").told()
+    assert told == {f"rank_weights_bytes{{rank={rank}}}": 2.0**31}
+
+
+def test_gauges_without_a_rank_of_their_own_are_the_data_parallel_ranks() -> None:
+    reader = Reader(ACME).feed("[DP0 TP0] load 3\n[DP1 TP0] load 5\n(Worker_DP2_TP0 pid=1) INFO load 7\n")
+    assert reader.told() == {f"requests_running{{model=,rank={rank}}}": n for rank, n in ((0, 3), (1, 5), (2, 7))}
+
+
+@pytest.mark.parametrize(("times", "balance"), [("1.25", {0.8}), ("0", set()), ("nan", set()), ("-2", set())])
+def test_one_over_a_number(times: str, balance: set[float]) -> None:
+    told = Reader(ACME).feed(f"[] busiest {times} times the mean").told()
+    assert {v for k, v in told.items() if k.startswith("expert_balance_ratio")} == balance
+
+
+def test_what_a_line_spoils_is_not_believed_and_each_rank_spoils_its_own() -> None:
+    reader = Reader(ACME)
+    for line in (
+        "[DP0] 4 requests at 1 tokens/s",  # the first ever
+        "[DP0] 4 requests at 100 tokens/s",
+        "[DP1] from idle",
+        "[DP0] 4 requests at 100 tokens/s",
+        "[DP0] from idle",
+        "[DP0] 4 requests at 1 tokens/s",
+        "[DP0] 4 requests at 100 tokens/s",
+        "[] begin",
+        "[DP0] 4 requests at 1 tokens/s",
+    ):
+        reader.feed(line)
+    buckets = reader.store.histograms[catalog.STEP_LATENCY]["", "decode", "log"]
+    assert (buckets.cumulative()[-1], buckets.sum) == (3, pytest.approx(0.12))
+
+
+@pytest.mark.parametrize(
+    ("lines", "finished"),
+    [
+        (["finished 10", "finished 12", "finished 12", "finished 15"], 5),
+        (["finished 10", "finished 12", "finished 3"], 5),  # a restart that no line told
+        (["begin", "finished 10", "finished 12"], 12),
+        (["finished 10", "begin", "finished 4"], 4),
+        (["RANK 0 finished 10", "RANK 1 finished 2", "RANK 0 finished 11", "RANK 1 finished 5"], 4),
+    ],
+)
+def test_a_total_that_lines_repeat_counts_by_what_it_grew(lines: list[str], finished: int) -> None:
+    reader = Reader(ACME)
+    for line in lines:
+        reader.feed(f"[] {line}")
+    assert reader.told()["requests_total{model=,outcome=ok}"] == finished
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            ("value: n, total: true, labels: {outcome: ok}", "value: n, over: m, labels: {outcome: ok}"),
+            "no group named 'm'",
+        ),
+        (("$rank.$pipeline.$tensor", "$host"), "no group named 'host'"),
+        (("spoils: [step]", "spoils: [stop]"), "pattern idle: spoils 'stop', no such pattern"),
+        (
+            ("signal: requests_running, value: n", "signal: requests_running, value: n, total: true"),
+            "total: is for counters",
+        ),
+    ],
+)
+def test_a_mistake_in_the_newer_keys_is_told(change: tuple[str, str], problem: str) -> None:
+    with pytest.raises(strictyaml.ConfigError, match=problem):
+        strictyaml.parse(PARALLEL.replace(*change), Profile, "acme.yaml")
+
+
+WEIGHTED = """
+engine: acme
+log:
+  patterns:
+    - name: steps
+      regex: 'mean (?P<ms>\\S+) ms of (?P<n>\\S+) steps'
+      signals:
+        - {signal: step_latency_seconds, value: ms, unit: ms, weight: n, labels: {phase: decode}}
+        - {signal: tokens_total, value: n, labels: {kind: generation}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ms", "n", "observed"),
+    [
+        ("20", "5", 5),
+        ("20", "9" * 400, 0),
+        ("20", "9" * 300, 0),
+        ("9" * 400, "5", 0),
+        ("9" * 12, "5", 0),  # thirty years
+        ("nan", "inf", 0),
+        ("-1", "-1", 0),
+        ("20", "many", 0),
+    ],
+)
+def test_no_number_in_a_line_is_too_much(ms: str, n: str, observed: int) -> None:
+    reader = Reader(strictyaml.parse(WEIGHTED, Profile, "acme.yaml"))
+    for _ in range(3):
+        reader.feed(f"mean {ms} ms of {n} steps")
+    found = reader.store.histograms.get(catalog.STEP_LATENCY, {}).get(("", "decode", "log"))
+    assert (found.cumulative()[-1] if found else 0) == 3 * observed
+    assert all(value < 1e19 for series in reader.store.counters.values() for value in series.values())
+    if not observed:
+        assert reader.store.counters[catalog.SERIES_DROPPED]["stopline_step_latency_seconds",] == 3

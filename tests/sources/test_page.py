@@ -1,5 +1,7 @@
 """A page as numbers, and increases that never go backwards."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,3 +210,14 @@ def test_increases_add_up_to_all_that_happened_since_the_first_page(steps: list[
         happened += amount
         pages.append(tokens(value, start=start))
     assert sum(grow(pages)) == happened
+
+
+def test_a_real_page_reads_the_same_in_both_formats() -> None:
+    captured = Path(__file__).parent.parent / "fixtures/sglang/0.5.23"
+    reader = PageReader(profiles.bundled("sglang"))
+    text = reader.read((captured / "metrics-streams.txt").read_text())
+    other = reader.read((captured / "streams.openmetrics").read_text(), openmetrics=True)
+    for page in (text, other):
+        del page.samples["sglang:http_responses_total"]  # counts the answers with these very pages
+    assert (other.samples, other.dropped) == (text.samples, {})
+    assert text.samples["sglang:e2e_request_latency_seconds_count"]

@@ -88,6 +88,13 @@ def test_container_prefixes_are_taken_off_and_parts_joined_by_stream() -> None:
     assert b"".join(split.feed(line) for line in lines) == expected
 
 
+def test_container_prefixes_are_known_from_the_first_whole_one() -> None:
+    unwrapper = Unwrapper()
+    assert unwrapper.feed(b"cut amid a lin\n") == b"cut amid a lin\n"
+    assert unwrapper.feed(b"1Z stderr F e\n2026-01-01T00:00:00.1Z stderr F ERROR boom\n") == b"e\nERROR boom\n"
+    assert unwrapper.feed(b"2026-01-01T00:00:00.1Z stdout F next\n") == b"next\n"
+
+
 def test_a_carriage_return_in_a_part_ends_no_line() -> None:
     stamp = b"2026-01-01T00:00:00.1Z stderr "
     data = stamp + b"P loading: 10%\rloading: 50%\r\n" + stamp + b"F loading: 100%\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import socket
 from pathlib import Path
 
@@ -10,11 +11,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from harness import Clock
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from exporter import catalog
+from exporter import catalog, strictyaml
 from exporter.engines import profile as profiles
+from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
 from exporter.sources.fetch import Access, Server, Unreadable
+from exporter.sources.page import PageReader
 from exporter.sources.scrape import ScrapeSource
 from exporter.store import Store
 
@@ -56,6 +61,8 @@ class Upstream:
 
     def __init__(self) -> None:
         self.page: str | bytes = IDLE
+        self.path = "/metrics"
+        self.moved: dict[str, str] = {}
         self.status = 200
         self.health = 200
         self.headers: dict[str, str] = {}
@@ -63,8 +70,8 @@ class Upstream:
         self.health_asked = 0
         self.hold: asyncio.Event | None = None
         app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/{path:.*}", self._metrics)
         self.server = TestServer(app)
 
     @property
@@ -75,6 +82,10 @@ class Upstream:
         self.asked.append(request)
         if self.hold is not None:
             await self.hold.wait()
+        if to := self.moved.get(request.path):
+            return web.Response(status=307, headers={"Location": to})
+        if request.path != self.path:
+            raise web.HTTPNotFound
         body = self.page.encode() if isinstance(self.page, str) else self.page
         return web.Response(body=body, status=self.status, headers=self.headers)
 
@@ -420,3 +431,158 @@ async def test_only_changes_of_state_are_logged(session, upstream, caplog) -> No
         await rig.once()
     told = [r.levelname for r in caplog.records if r.name.startswith("exporter")]
     assert told == ["WARNING", "INFO", "WARNING"]
+
+
+def written(metrics: dict, **more) -> Profile:
+    """A profile as a user writes it, with these metrics."""
+    text = json.dumps({"engine": "acme", "detect": {"metrics": ["acme_"]}, "metrics": metrics, **more})
+    return strictyaml.parse(text, Profile, "acme.yaml")
+
+
+async def over_pages(session, upstream, profile: Profile, *pages: str) -> Rig:
+    rig = Rig(session, upstream.url, profile=profile)
+    for page in pages:
+        upstream.page = page
+        await rig.once()
+    return rig
+
+
+async def test_a_ratio_of_two_gauges_is_taken_series_by_series(session, upstream) -> None:
+    metrics = {"kv_cache_usage_ratio": {"sample": "acme_used", "over": "acme_all"}}
+    profile = written(metrics, labels={"rank": "dp"})
+    page = 'acme_used{dp="0"} 30\nacme_used{dp="1"} 5\nacme_used{dp="2"} 5\n'
+    page += 'acme_all{dp="0"} 40\nacme_all{dp="1"} 50\nacme_all{dp="3"} 9\nacme_all{dp="4"} 0\nacme_used{dp="4"} 1\n'
+    rig = await over_pages(session, upstream, profile, page)
+    assert rig.gauge(catalog.KV_USAGE) == {("", "0"): 0.75, ("", "1"): 0.1}
+
+
+async def test_a_sum_and_a_number_that_are_two_counters_make_a_histogram(session, upstream) -> None:
+    rule = {"sample": "acme_wait_us", "count": "acme_done", "scale": 1e-6}
+    pages = (
+        f"# TYPE acme_wait_us counter\nacme_wait_us {us}\nacme_done {n}\n" for us, n in ((5e6, 9), (5e6, 9), (8e6, 11))
+    )
+    rig = await over_pages(session, upstream, written({"request_queue_wait_seconds": rule}), *pages)
+    buckets = rig.store.histograms[catalog.QUEUE_WAIT]["", "metrics"]
+    assert (buckets.cumulative()[-1], buckets.sum) == (2, pytest.approx(3.0))
+
+
+@pytest.mark.parametrize("kind", ["# TYPE acme_evicted counter\n", ""])
+@pytest.mark.parametrize("name", ["acme_evicted", "acme_evicted_total"])
+async def test_a_counter_is_written_as_the_engine_prints_it(session, upstream, name: str, kind: str) -> None:
+    profile = written({"preemptions_total": {"sample": name}})
+    pages = (f"{kind.replace('acme_evicted', name)}{name} {n}\n" for n in (3, 5, 1, -4, 2))
+    rig = await over_pages(session, upstream, profile, *pages)
+    assert rig.gauge(catalog.METRIC_MISSING) == {}
+    assert rig.store.counters[catalog.PREEMPTIONS] == {("",): 2 + 1 + 1}
+
+
+async def test_the_sum_of_a_histogram_can_be_a_counter_and_the_histogram_is_still_read(session, upstream) -> None:
+    metrics = {
+        "step_latency_seconds": {"sample": "acme_step", "labels": {"phase": "decode"}},
+        "step_seconds_total": {"sample": "acme_step_sum", "labels": {"phase": "decode"}},
+    }
+    pages = (
+        f'# TYPE acme_step histogram\nacme_step_bucket{{le="1"}} {n}\nacme_step_bucket{{le="+Inf"}} {n}\n'
+        f"acme_step_sum {n / 4}\nacme_step_count {n}\n"
+        for n in (0, 8)
+    )
+    rig = await over_pages(session, upstream, written(metrics), *pages)
+    assert rig.store.counters[catalog.STEP_SECONDS] == {("", "decode"): 2.0}
+    assert rig.store.histograms[catalog.STEP_LATENCY]["", "decode", "metrics"].sum == pytest.approx(2.0)
+
+
+GONE = {
+    "requests_total": {
+        "sample": "acme_first_count",
+        "less": ["acme_done_count"],
+        "open": ["acme_running", "acme_waiting"],
+        "labels": {"outcome": "aborted"},
+    }
+}
+
+
+def flow(first: int, done: int, running: int, waiting: int) -> str:
+    return f"acme_first_count {first}\nacme_done_count {done}\nacme_running {running}\nacme_waiting {waiting}\n"
+
+
+@pytest.mark.parametrize(
+    ("polls", "aborted"),
+    [
+        ([(0, 0, 0, 0), (4, 0, 4, 2), (6, 3, 3, 0), (6, 6, 0, 0)], 0),
+        ([(0, 0, 0, 0), (4, 0, 4, 2), (6, 3, 2, 0), (6, 5, 0, 0)], 1),  # one of six went
+        ([(0, 0, 0, 0), (4, 0, 2, 2), (4, 0, 2, 0), (4, 2, 0, 0)], 2),  # hidden behind the queue for a poll
+        ([(9, 1, 3, 4), (9, 4, 0, 4), (13, 8, 0, 0)], 0),  # what was open at the first poll is not counted
+        ([(9, 1, 3, 0), (9, 4, 0, 0), (12, 5, 2, 0), (12, 6, 1, 0), (12, 6, 0, 0)], 1),
+        ([(5, 0, 5, 0), (2, 0, 2, 0), (2, 2, 0, 0)], 0),  # what a restart ended did not go away by itself
+    ],
+)
+async def test_who_was_admitted_and_is_neither_finished_nor_open_has_gone_away(
+    session, upstream, polls, aborted
+) -> None:
+    rig = await over_pages(session, upstream, written(GONE), *(flow(*poll) for poll in polls))
+    assert rig.store.counters[catalog.REQUESTS] == {("", "aborted"): aborted}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    st.lists(st.sampled_from(["arrive", "first", "finish", "abort", "poll"]), max_size=80),
+)
+def test_who_went_away_is_never_overcounted_and_exact_once_nothing_was_open(start, events: list[str]) -> None:
+    profile = written(GONE)
+    store, clock = Store(), Clock()
+    source = ScrapeSource(None, profile, store, Lifecycle(has_page=True), tick=never, clock=clock)
+    waiting, running, done = start
+    first, gone, since_idle, idle = running + done, 0, 0, False
+    for event in ("poll", *events, *["first", "finish"] * 80, "poll"):
+        if event == "arrive":
+            waiting += 1
+        elif event == "first" and waiting:
+            waiting, running, first = waiting - 1, running + 1, first + 1
+        elif event == "finish" and running:
+            running, done = running - 1, done + 1
+        elif event == "abort" and running:
+            running, gone, since_idle = running - 1, gone + 1, since_idle + idle
+        elif event == "poll":
+            source._translate(PageReader(profile).read(flow(first, done, running, waiting)), None)
+            told = store.counters[catalog.REQUESTS].get(("", "aborted"), 0.0)
+            assert told <= gone
+            idle |= not running + waiting
+    assert told >= since_idle
+
+
+async def test_a_page_at_another_engines_path_is_found_and_kept(session, upstream) -> None:
+    upstream.path = "/prometheus/metrics"
+    rig = await Rig(session, upstream.url, profile=None).once()
+    await rig.once()
+    assert rig.reading.ok
+    paths = [request.path for request in upstream.asked]
+    assert (paths[0], paths[-2:], paths.count("/metrics")) == ("/metrics", [upstream.path] * 2, 1)
+
+
+async def test_a_server_without_a_page_is_not_asked_everywhere_at_every_poll(session, upstream) -> None:
+    upstream.status = 404
+    rig = await Rig(session, upstream.url).once()
+    first = len(upstream.asked)
+    for _ in range(20):
+        await rig.once()
+    assert rig.reading.reason == "http_404"
+    assert [request.path for request in upstream.asked[first:]] == ["/metrics"] * 20
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("/metrics/", ""),
+        ("{url}metrics/", ""),
+        ("http://127.0.0.2:1/metrics", "http_307"),
+        ("//127.0.0.2:1/metrics", "http_307"),
+        ("/metrics", "broken"),
+        ("http://[", "broken"),
+    ],
+)
+async def test_a_redirect_is_followed_on_the_same_server_only(session, upstream, location: str, reason: str) -> None:
+    upstream.path = "/metrics/"
+    upstream.moved = {"/metrics": location.format(url=upstream.url)}
+    rig = await Rig(session, upstream.url).once()
+    assert rig.reading.reason == reason

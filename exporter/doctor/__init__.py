@@ -1,0 +1,1 @@
+"""``stopline doctor``: is it set up right? One file for each thing that is looked at."""

@@ -5,6 +5,7 @@ Sources, profiles, the collector, the documentation and the tests are all checke
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 PREFIX = "stopline_"
@@ -27,6 +28,7 @@ PHASES = ("starting", "loading", "warming", "serving", "stopping", "dead")
 TOKEN_KINDS = ("prompt", "generation")
 
 
+@cache
 def geometric(low: float, high: float, factor: float) -> tuple[float, ...]:
     """Ascending bounds from *low* to *high*, each about *factor* times the one before.
 

@@ -14,6 +14,7 @@ from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Origin
 from exporter.sources.lines import Lines
 from exporter.sources.page import PageReader, names_of
+from exporter.sources.peel import Unwrapper
 from exporter.store import Store
 
 _SAMPLE = re.compile(r"[A-Za-z_:][\w:]*(?:\{.*\})? \S+(?: \d+)?\s*$|#|\s*$")
@@ -113,7 +114,7 @@ def page(text: str, profile: Profile) -> Iterator[Told]:
 
 def engine_of(text: str) -> str:
     """The engine that wrote *text*, a log or a page; generic if none is recognised."""
-    found = profiles.of_page(names_of(text)) if is_page(text) else profiles.of_log(text.encode())
+    found = profiles.of_page(names_of(text)) if is_page(text) else profiles.of_log(Unwrapper().feed(text.encode()))
     return found or profiles.GENERIC
 
 

@@ -86,6 +86,13 @@ def test_what_a_file_is_is_found_out(capture: str, engine: str, page: bool) -> N
     assert (explain.engine_of(text), explain.is_page(text)) == (engine, page)
 
 
+def test_an_engine_is_found_out_behind_what_a_container_runtime_puts_before_its_lines() -> None:
+    lines = (FIXTURES / "sglang/0.5.23/startup.log").read_text().splitlines()
+    assert explain.engine_of("".join(f"2026-11-30T08:00:00.1Z stderr F {line}\n" for line in lines)) == "sglang"
+    docker = ({"log": line + "\n", "stream": "stderr", "time": "2026-11-30T08:00:00.1Z"} for line in lines)
+    assert explain.engine_of("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in docker)) == "sglang"
+
+
 def test_the_command_tells_totals_and_the_most_frequent_shapes(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_text(

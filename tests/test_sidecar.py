@@ -107,6 +107,21 @@ async def test_a_source_that_fails_through_a_bug_ends_the_process(source, error)
     assert_free(sidecar.address[1])
 
 
+@pytest.mark.parametrize(
+    "line", ["{}\n", "2026-11-30T08:00:00.1Z stderr F {}\n", '{{"log":"{}\\n","stream":"stderr"}}\n']
+)
+async def test_the_engine_is_recognised_from_the_log_of_a_container_too(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(line.format("(APIServer pid=914) INFO 11-30 07:26:03 [api_utils.py:286] non-default args: {}"))
+    sidecar, stop = Sidecar(Config(log=LogConfig(paths=(str(log),)), web=LOCAL, gpus=NO_GPU)), asyncio.Event()
+    task = asyncio.create_task(sidecar.run(stop))
+    while sidecar.waiting_for():
+        await asyncio.sleep(0.01)
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert sidecar.lifecycle.engine == "vllm"
+
+
 async def test_the_engine_is_recognised_from_the_page_and_the_log_follows(tmp_path: Path) -> None:
     app = web.Application()
 

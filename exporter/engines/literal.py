@@ -5,11 +5,13 @@ literals is slower than all the searches together).
 """
 
 import re
+from functools import cache
 from typing import Any
 
 _MIN = 3
 
 
+@cache
 def literals_of(regex: re.Pattern[str]) -> tuple[str, ...]:
     """The longest run of plain characters that every match of *regex* contains, as a tuple of one.
 

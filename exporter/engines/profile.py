@@ -161,7 +161,10 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Messages of one kind of error; matched at the start of a message, with or without an exception's type."""
+    """Messages of one kind of error; matched at the start of a message, with or without an exception's type.
+
+    What is quoted in a message may be a client's text: only a regex with a quote in it finds anything there.
+    """
 
     kind: str
     regex: re.Pattern[str]

@@ -1,7 +1,7 @@
 """Which lines of a log are failures, of which kind, and how many lines are one failure."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from exporter.catalog import ERROR_KINDS
@@ -15,6 +15,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above", "The above exception was")
 _TYPED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout): ")
 _QUOTED = re.compile(r"Worker failed with error ['\"]")
+_PROSE = re.compile(r"""(?<!\w)(?:"(?=[^"]*\s)|'(?=[^']*\s))""")  # a quote that opens more than a word
+_GROUP = re.compile(r" +\| ")  # the margin of a group of exceptions
 _QUIET = 0.3  # seconds without a further line after which a complete record is judged
 _QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
 _LEAP_YEAR = 366 * 86400.0
@@ -25,12 +27,16 @@ _AMID = 64  # the same within such a traceback: lines of other ranks and threads
 
 @dataclass(slots=True)
 class _Block:
-    """One record that says error, with the lines that belong to it."""
+    """One record that says error, with the lines that belong to it.
+
+    *ignored* says that by its message it is none, *pardoned* the same by the last exception that tells.
+    """
 
     key: tuple[str, str]
     when: float | None
     last_at: float
     ignored: bool
+    pardoned: bool = False
     kinds: set[str] = field(default_factory=set)
     in_traceback: bool = False
     lines: int = 0
@@ -41,10 +47,10 @@ class Errors:
 
     A record is an error if its own level says so, or, where it has none, its shape. It is judged when the next
     record of its process begins, or by time if none comes; of the kinds its message and its exceptions fit, it is
-    the one of highest precedence, for the last exception of a crash often only follows the cause. The same
-    kind within *window* seconds is the same failure (eight ranks print one crash eight times). After the engine has
-    said that it stops, nothing counts until it starts again; after it died, only what may have killed it. *last* is
-    when each kind was counted, shared by the logs of one engine.
+    the one of highest precedence, for the last exception of a crash often only follows the cause. What stands in
+    quotes may be a client's text, and makes no kind. The same kind within *window* seconds is the same failure (eight
+    ranks print one crash eight times). After the engine has said that it stops, nothing counts until it starts again;
+    after it died, only what may have killed it. *last* is when each kind was counted, shared by the logs of one engine.
     """
 
     def __init__(
@@ -94,29 +100,29 @@ class Errors:
             return
         interleaved = record.shaped and record.level != ERROR  # another thread's line amid a traceback
         if block is not None and not (interleaved and block.in_traceback):
-            self.close(record.process, now)
+            self.close(record.process)
         if self._is_access(record, now):
             return
         if record.level == ERROR or (not record.level and self._shaped(record.text)):
             self._open(record, now)
 
-    def settle(self, now: float) -> None:
+    def settle(self) -> None:
         """Judge everything that is open: the engine enters another phase of its life."""
         for process in list(self._blocks):
-            self.close(process, now)
+            self.close(process)
 
     def flush(self, now: float) -> None:
         """Judge what has been complete for a while."""
         for process, block in list(self._blocks.items()):
             if now - block.last_at >= (_QUIET_OPEN if block.in_traceback else _QUIET):
-                self.close(process, now)
+                self.close(process)
 
-    def close(self, process: str, now: float) -> None:
-        """Judge the record of *process* now."""
+    def close(self, process: str) -> None:
+        """Judge the record of *process*, as of when its last line came."""
         block = self._blocks.pop(process)
-        if not block.ignored:
+        if not (block.ignored or block.pardoned):
             kind = min(block.kinds or {"other"}, key=_PRECEDENCE.__getitem__)
-            self._event(kind, block.when, now)
+            self._event(kind, block.when, block.last_at)
 
     # within
 
@@ -137,25 +143,42 @@ class Errors:
             ignored=self._lifecycle.phase == "stopping" or any(regex.match(record.text) for regex in self._context),
         )
         self._blocks[record.process] = block
-        self._add(block, record.text, now)
-        for line in record.stack.splitlines():
-            self._add(block, line, now)
+        first, *rest = (f"{record.text}\n{record.stack}" if record.stack else record.text).split("\n")
+        self._add(block, first, now)
+        for line in rest:
+            if self._continues(block, Record(line)) or self._shaped(line):
+                self._add(block, line, now)
 
     def _add(self, block: _Block, text: str, now: float) -> None:
         block.last_at = now
         block.lines += 1
-        if _TRACEBACK in text:
+        if block.in_traceback and (margin := _GROUP.match(text)):
+            text = text[margin.end() :]
+        text, traceback, _ = text.partition(_TRACEBACK)
+        if text.strip() and not text.startswith(_CHAIN) and not (block.in_traceback and text[0].isspace()):
+            self._classify(block, text)
+            block.in_traceback = False
+        if traceback:
             block.in_traceback = True
             self._attention = max(self._attention, _NEXT)
-            return
-        if not text.strip() or text.startswith(_CHAIN) or (block.in_traceback and text[0].isspace()):
-            return
-        forms = list(_forms(text))
-        if any(regex.match(form) for regex in self._client for form in forms):
-            block.ignored = True
-        if kind := next((k.kind for k in self._kinds if any(k.regex.match(f) for f in forms)), None):
+
+    def _classify(self, block: _Block, text: str) -> None:
+        """Take the kind that *text* tells, if any."""
+        forms = [text.removeprefix('"')]  # of msg="..."
+        if typed := _TYPED.match(forms[0]):
+            forms.append(forms[0][typed.end() :])
+        quoted = _QUOTED.match(forms[-1])
+        cause = self._kind([forms[-1][quoted.end() :]]) if quoted else None
+        if kind := cause or self._kind(forms):
             block.kinds.add(kind)
-        block.in_traceback = False
+        if any(_said(regex, forms) for regex in self._client):
+            block.ignored |= block.lines == 1
+            block.pardoned = True
+        elif kind:
+            block.pardoned = False
+
+    def _kind(self, forms: list[str]) -> str | None:
+        return next((k.kind for k in self._kinds if _said(k.regex, forms)), None)
 
     def _shaped(self, text: str) -> bool:
         return text.startswith(_TRACEBACK) or any(regex.match(text) for regex in self._shapes)
@@ -189,11 +212,11 @@ class Errors:
             self._lifecycle.enter("dead")
 
 
-def _forms(text: str) -> Iterator[str]:
-    """The text as it stands, then without the exception's type, then what a worker is quoted with."""
-    yield text
-    if match := _TYPED.match(text):
-        text = text[match.end() :]
-        yield text
-    if match := _QUOTED.match(text):
-        yield text[match.end() :]
+def _said(regex: re.Pattern[str], forms: Iterable[str]) -> bool:
+    """Whether one of *forms* begins as *regex* says, without looking into quotes that *regex* does not name."""
+    for form in forms:
+        if match := regex.match(form):
+            prose = None if re.search("['\"]", regex.pattern) else _PROSE.search(form)
+            if prose is None or prose.start() >= match.end():
+                return True
+    return False

@@ -296,7 +296,7 @@ class Lines:
         return None
 
     def _enter(self, phase: str) -> None:
-        self._errors.settle(self._now)
+        self._errors.settle()
         if phase == "starting":
             self._effects.restart(None if self._history else self._store.wall())
             self._sound.clear()

@@ -1,11 +1,11 @@
 """From the bytes of a log to records: container prefix, colours, process prefix and JSON taken off, in that order."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,9 +14,11 @@ from exporter.engines.profile import RANK_PARTS
 _CRI = re.compile(rb"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
 _CRI_STREAMS = (b" stdout F", b" stderr F", b" stdout P", b" stderr P")
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
+_DOCKER = re.compile(rb'(?m)^\{"log":"(?:[^"\\]|\\.)*+","stream":"std(?:out|err)"')
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
 _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
-_PROCESS = re.compile(r"\(([A-Za-z][\w.\-]* pid=\d+)\) ?")
+# vLLM's and Ray's name of a process, and the rank that torch.distributed puts before each line of an exception
+_PROCESS = re.compile(r"\(((?:[A-Za-z][\w.:\-]*(?: [\w=]+)?? )?pid=\d+)(?:, ip=[^)\s]+)?\) ?|\[(rank\d+)\]: ")
 _TIMES = (  # a shape, and what is put before the text: of a leap year, so that 29 February can be read
     ("", ""),
     ("%m-%d %H:%M:%S", "2000-"),
@@ -36,8 +38,8 @@ _LEVELS: dict[object, str] = {
     **dict.fromkeys(("error", "err", "e", "critical", "crit", "fatal", "f", "c", "alert", "emerg"), ERROR),
     **dict.fromkeys(("warning", "warn", "w"), WARNING),
 }
-_LEVEL_KEYS = ("level", "levelname", "severity", "lvl", "log_level", "loglevel")
-_TEXT_KEYS = ("message", "msg", "event", "text", "log")
+_LEVEL_KEYS = ("level", "levelname", "severity", "lvl", "log_level", "loglevel", "log.level", "record.level.name")
+_TEXT_KEYS = ("message", "msg", "event", "record.message", "text", "log", "fields.message")
 _TIME_KEYS = ("timestamp", "time", "ts", "@timestamp", "asctime")
 _STACK_KEYS = ("exc_info", "exception", "traceback", "stack", "stack_trace", "error.stack")
 
@@ -49,7 +51,8 @@ NO_RANKS: Mapping[str, str] = MappingProxyType({})
 class Record:
     """One line, peeled. *shaped* says that the line starts a record by its own shape; else it may continue one.
 
-    *process* is the ``name pid=n`` some servers put before every line of a process, raw output included.
+    *process* is the ``name pid=n`` some servers put before every line of a process, raw output included; of two,
+    the inner one first.
     *level* is ``error``, ``warning``, ``below`` or empty where the line tells none. *place* is what identifies
     the call that printed it. *ranks* are the parts of the rank that the shape tells. *fields* are those of a JSON
     line, nested ones by dotted name.
@@ -66,42 +69,71 @@ class Record:
     fields: Mapping[str, Any] | None = None
 
 
-class Unwrapper:
-    """Takes container-runtime prefixes and colours off whole chunks; joins lines the runtime split.
+class _DockerLine(msgspec.Struct):
+    log: str
+    stream: Literal["stdout", "stderr"]
 
-    A file is in the container runtime's format from the first line that is. Parts are joined per stream, bounded.
+
+_decode_docker = msgspec.json.Decoder(_DockerLine).decode
+
+
+class Unwrapper:
+    """Takes what container runtimes put around lines (CRI, Docker) and colours off whole chunks; joins split lines.
+
+    A file is in a container runtime's format from the first line that is. Parts are joined per stream, bounded.
     """
 
     def __init__(self) -> None:
-        self._cri = False
-        self._parts: dict[bytes, bytes] = {}
+        self._runtime: Callable[[bytes], bytes] | None = None
+        self._parts: dict[bytes | str, bytes] = {}
 
     def feed(self, data: bytes) -> bytes:
         """Whole lines in, whole lines out."""
-        if not self._cri and any(stream in data for stream in _CRI_STREAMS):
-            self._cri = _CRI.search(data) is not None
-        if self._cri:
-            data = self._unwrap(data)
+        if self._runtime is None:
+            self._runtime = self._find(data)
+        if self._runtime is not None:
+            data = self._runtime(data)
         if b"\x1b" in data or b"\xc2\x9b" in data:
             data = _ANSI.sub(b"", data)
         return data
 
-    def _unwrap(self, data: bytes) -> bytes:
+    def _find(self, data: bytes) -> Callable[[bytes], bytes] | None:
+        if any(stream in data for stream in _CRI_STREAMS) and _CRI.search(data):
+            return self._cri
+        return self._docker if b'","stream":"std' in data and _DOCKER.search(data) else None
+
+    def _cri(self, data: bytes) -> bytes:
         if not self._parts and b" P " not in data:
             return _CRI_FULL.sub(b"", data)
         lines = []
-        for line in data.splitlines(keepends=True):
+        for line in _split(data):
             match = _CRI.match(line)
-            if match is None:
-                lines.append(line)
-                continue
-            text = line[match.end() :]
-            joined = self._parts.pop(match[1], b"") + text.rstrip(b"\n")
-            if match[2] == b"P":
-                self._parts[match[1]] = joined[:_MAX_JOINED]
-            else:
-                lines.append(joined + b"\n")
+            lines.append(line + b"\n" if match is None else self._join(match[1], line[match.end() :], match[2] == b"F"))
         return b"".join(lines)
+
+    def _docker(self, data: bytes) -> bytes:
+        lines = []
+        for line in _split(data):
+            try:
+                part = _decode_docker(line)
+            except msgspec.DecodeError:
+                lines.append(line + b"\n")
+            else:
+                text = part.log.removesuffix("\n")
+                lines.append(self._join(part.stream, text.encode(), len(text) < len(part.log)))
+        return b"".join(lines)
+
+    def _join(self, stream: bytes | str, text: bytes, whole: bool) -> bytes:
+        """The line of *stream* that *text* completes; nothing if more of it is to come."""
+        joined = self._parts.pop(stream, b"") + text
+        if whole:
+            return joined + b"\n"
+        self._parts[stream] = joined[:_MAX_JOINED]
+        return b""
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    return iter(data.removesuffix(b"\n").split(b"\n"))
 
 
 class Shape:
@@ -140,8 +172,8 @@ def peel(line: bytes, shapes: Sequence[Shape]) -> Record:
         if drawn and not (_PROCESS.match(first) or any(shape.record(first, "") for shape in shapes)):
             text = drawn[-1]
     process = ""
-    if text[:1] == "(" and (prefix := _PROCESS.match(text)):
-        process, text = prefix[1], text[prefix.end() :]
+    if text[:1] in ("(", "["):
+        process, text = _process(text)
     if text[:1] == "{" and len(text) <= _MAX_JSON and (record := _from_json(text)) is not None:
         record.process = process
         return record
@@ -171,6 +203,18 @@ def seconds_of(time: str) -> float | None:
         except ValueError:
             continue
     return None
+
+
+def _process(text: str, around: int = 2) -> tuple[str, str]:
+    """The name of the process before *text*, behind it those of up to *around* others, and what follows."""
+    prefix = _PROCESS.match(text)
+    if prefix is None:
+        return "", text
+    name, text = prefix[1] or prefix[2], text[prefix.end() :]
+    if not around or text[:1] not in ("(", "["):
+        return name, text
+    inner, text = _process(text, around - 1)
+    return f"{inner} {name}".lstrip(), text
 
 
 def _level(word: object) -> str:

@@ -18,7 +18,24 @@ GENERIC = [Shape(regex) for regex in profiles.bundled("generic").log.records]
         (b"(EngineCore_DP0 pid=9) ERROR 03-02 10:00:01 [core.py:7] boom", ERROR, "EngineCore_DP0 pid=9", "boom"),
         (b'(Worker_TP1 pid=412) {"levelname":"ERROR","message":"boom"}', ERROR, "Worker_TP1 pid=412", "boom"),
         (b'{"level":"warning","msg":"\\u001b[31mboom\\u001b[0m"}', WARNING, "", "boom"),
+        (b'{"log":{"level":"error"},"message":"boom"}', ERROR, "", "boom"),
+        (b'{"level":"ERROR","fields":{"message":"boom"}}', ERROR, "", "boom"),
         (b"INFO:     Shutting down", BELOW, "", "Shutting down"),
+        (
+            b"(VllmWorker rank=1 pid=25) ERROR 08-18 06:39:05 [m.py:527] boom",
+            ERROR,
+            "VllmWorker rank=1 pid=25",
+            "boom",
+        ),
+        (
+            b"(EngineCore_0 pid=5) (RayWorkerWrapper pid=7, ip=10.0.0.8) ERROR 08-07 04:48:56 [w.py:6] boom",
+            ERROR,
+            "RayWorkerWrapper pid=7 EngineCore_0 pid=5",
+            "boom",
+        ),
+        (b"(a pid=1) (b pid=2) (c pid=3) (d pid=4) boom", "", "c pid=3 b pid=2 a pid=1", "(d pid=4) boom"),
+        (b"[rank0]: torch.OutOfMemoryError: boom", "", "rank0", "torch.OutOfMemoryError: boom"),
+        (b"[rank 0] boom", "", "", "[rank 0] boom"),
         (b"step took 123ms", "", "", "step took 123ms"),
         (b"ERROR in the text, but no shape", "", "", "ERROR in the text, but no shape"),
         (b"loading: 10%\rloading: 100%", "", "", "loading: 100%"),
@@ -78,10 +95,39 @@ def test_container_prefixes_are_known_from_the_first_whole_one() -> None:
     assert unwrapper.feed(b"2026-01-01T00:00:00.1Z stdout F next\n") == b"next\n"
 
 
-def test_parts_that_never_end_are_bounded() -> None:
+def test_a_carriage_return_in_a_part_ends_no_line() -> None:
+    stamp = b"2026-01-01T00:00:00.1Z stderr "
+    data = stamp + b"P loading: 10%\rloading: 50%\r\n" + stamp + b"F loading: 100%\n"
+    assert Unwrapper().feed(data) == b"loading: 10%\rloading: 50%\rloading: 100%\n"
+
+
+def test_docker_s_lines_are_taken_out_of_their_objects_and_parts_joined_by_stream() -> None:
+    data = (
+        b'{"log":"ERROR 03-02 10:00:01 [core.py:7] \\u001b[31mCUDA out of ","stream":"stderr","time":"t"}\n'
+        b'{"log":"INFO 03-02 10:00:01 [core.py:7] fine\\r\\n","stream":"stdout","time":"t"}\n'
+        b'{"log":"mem\xc3\xb6ry\\u001b[0m\\n","stream":"stderr","attrs":{"tag":"x"},"time":"t"}\n'
+        b'{"log":"torn by a full di\n'
+        b'{"log":"{\\"level\\":\\"error\\"}\\n","stream":"stdout","time":"t"}\n'
+    )
+    expected = (
+        b"INFO 03-02 10:00:01 [core.py:7] fine\r\nERROR 03-02 10:00:01 [core.py:7] CUDA out of mem\xc3\xb6ry\n"
+        b'{"log":"torn by a full di\n{"level":"error"}\n'
+    )
+    assert Unwrapper().feed(data) == expected
+    split = Unwrapper()
+    assert b"".join(split.feed(line) for line in data.splitlines(keepends=True)) == expected
+
+
+def test_a_server_s_own_objects_are_not_docker_s() -> None:
+    data = b'{"log":"fine","level":"info"}\n'
+    assert Unwrapper().feed(data) == data
+
+
+@pytest.mark.parametrize("part", [b"2026-01-01T00:00:00Z stdout P %b\n", b'{"log":"%b","stream":"stdout"}\n'])
+def test_parts_that_never_end_are_bounded(part: bytes) -> None:
     unwrapper = Unwrapper()
     for _ in range(100):
-        unwrapper.feed(b"2026-01-01T00:00:00Z stdout P " + b"x" * 16_000 + b"\n")
+        unwrapper.feed(part % (b"x" * 16_000))
     assert sum(map(len, unwrapper._parts.values())) <= 64 << 10
 
 

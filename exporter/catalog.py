@@ -422,6 +422,8 @@ BUILD_INFO = _family(
 )
 
 FAMILIES: tuple[Family, ...] = tuple(f for f in list(globals().values()) if isinstance(f, Family))
+EVENTS = (REQUESTS, PREEMPTIONS, ERRORS)
+"""What may never happen, and is to be seen when it happens for the first time."""
 DOING = (RUNNING, WAITING, KV_USAGE)
 """What an engine is doing at this moment."""
 BY_SHORT = {f.short: f for f in FAMILIES}

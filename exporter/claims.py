@@ -13,6 +13,7 @@ EXACT_COUNTS: tuple[Origin, ...] = ("metrics", "log", "trace")
 
 _MISSED = 20
 _SILENT_SECONDS = 30.0
+_TWICE_SECONDS = 0.5  # in which a log line is read after a page told the same event
 
 
 @dataclass(slots=True)
@@ -20,6 +21,11 @@ class _Claim:
     owner: Origin
     missed: int = 0
     missed_since: float = 0.0
+    told: float = 0.0
+    """Events counted from the owner since told_at."""
+    told_at: float = 0.0
+    owed: float = 0.0
+    """Events that the owner before has told already."""
 
 
 class Claims:
@@ -27,7 +33,8 @@ class Claims:
 
     A more exact source takes a signal over at once. A less exact one takes it only when the owner has said
     nothing for 30 s during which the other spoke 20 times (a flag was dropped, a format changed); what it said
-    until then is not counted. From a page nothing is taken that way.
+    until then is not counted. From a page nothing is taken that way. What a page has told a moment before a log takes
+    over is not taken from the log once more.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -36,7 +43,7 @@ class Claims:
         self._orders: dict[Hashable, tuple[Origin, ...]] = {}
 
     def order(self, signal: Hashable, order: tuple[Origin, ...]) -> None:
-        """Let *order*, most exact first, decide for *signal*."""
+        """Let *order*, most exact first, decide for *signal*: a family, or a pair of one and a part of it."""
         self._orders[signal] = order
 
     def take(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...]) -> bool:
@@ -53,18 +60,23 @@ class Claims:
     def admits(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...], count: float = 1) -> bool:
         """Whether *count* events of *signal* told by *origin* are to be counted."""
         claim = self._claims.get(signal)
+        now = self._clock()
         if claim is None:
-            self._claims[signal] = _Claim(origin)
-            return True
+            claim = self._claims[signal] = _Claim(origin)
+        elif claim.owner != origin and self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
+            owed = claim.told if now - claim.told_at <= _TWICE_SECONDS else 0.0
+            claim = self._claims[signal] = _Claim(origin, owed=owed)
         if claim.owner == origin:
             claim.missed = 0
-            return True
-        if self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
-            self._claims[signal] = _Claim(origin)
+            if claim.owed >= count:
+                claim.owed -= count
+                return False
+            if now - claim.told_at > _TWICE_SECONDS:
+                claim.told, claim.told_at = 0.0, now
+            claim.told += count
             return True
         if claim.owner == "metrics":  # a page that is late will tell it all the same: counters forget nothing
             return False
-        now = self._clock()
         if claim.missed == 0:
             claim.missed_since = now
         claim.missed += int(count)
@@ -77,5 +89,6 @@ class Claims:
         self._claims.clear()
 
     def _rank(self, signal: Hashable, origin: Origin, default: tuple[Origin, ...]) -> int:
-        order = self._orders.get(signal, default)
+        whole = signal[0] if isinstance(signal, tuple) else signal
+        order = self._orders.get(signal) or self._orders.get(whole, default)
         return order.index(origin) if origin in order else len(order)

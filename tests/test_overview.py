@@ -27,8 +27,8 @@ def test_a_quantile_is_interpolated_within_its_bucket(cumulative, q, expected) -
 def test_series_of_a_family_are_taken_together() -> None:
     store = Store()
     assert total(store, catalog.LATENCY) == ((), [])
-    for source in ("metrics", "log"):
-        store.observe(catalog.LATENCY, ("m",), 0.5, origin=source)
+    for model in ("m", "n"):
+        store.observe(catalog.LATENCY, (model,), 0.5, origin="log")
     bounds, counts = total(store, catalog.LATENCY)
     assert (len(bounds) + 1, counts[-1]) == (len(counts), 2)
 

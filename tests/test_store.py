@@ -104,6 +104,7 @@ def test_a_value_is_taken_from_the_most_exact_source_and_from_one_only() -> None
     clock = Clock()
     store = Store(clock=clock)
     store.observe(catalog.QUEUE_WAIT, ("m",), 0.1, origin="metrics")
+    clock.pass_(1.0)
     store.observe(catalog.QUEUE_WAIT, ("m",), 0.2, origin="log")
     store.observe(catalog.QUEUE_WAIT, ("m",), 0.1, origin="metrics")
     counts = {k: b.cumulative()[-1] for k, b in store.histograms[catalog.QUEUE_WAIT].items()}

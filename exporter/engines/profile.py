@@ -69,13 +69,15 @@ class Signal:
     """One thing a matched line says.
 
     *value* is a named group of the pattern, a number, or ``elapsed`` (seconds since the line that began it);
-    left out it is 1, or the field's own value. *over*, a group or a number, divides it. *weight* is how many
-    observations of it the line stands for. *total* says that the value goes on growing while the engine lives: each
-    rank's increase counts. In a label value ``$name`` is the text of that group, or of that part of the rank.
+    left out it is 1, or the field's own value. *times* and *over*, each a group or a number, multiply and divide it;
+    a factor that the line leaves out is 1. *weight*, the same, is how many observations of it the line stands for.
+    *total* says that the value goes on growing while the engine lives: each rank's increase counts. In a label value
+    ``$name`` is the text of that group, or of that part of the rank.
     """
 
     signal: str
     value: str = ""
+    times: str = ""
     over: str = ""
     unit: str = ""
     weight: str = ""
@@ -129,8 +131,9 @@ class Pattern:
 
     def __post_init__(self) -> None:
         groups = self.regex.groupindex
-        named = [self.begin, self.end, *self.info.values(), *(s.weight for s in self.signals)]
-        named += [v for s in self.signals for v in (s.value, s.over) if not _is_number(v) and v != "elapsed"]
+        named = [self.begin, self.end, *self.info.values()]
+        given = (v for s in self.signals for v in (s.value, s.times, s.over, s.weight))
+        named += [v for v in given if not _is_number(v) and v != "elapsed"]
         labels = [name for s in self.signals for v in s.labels.values() for name in GROUP.findall(v)]
         for name in (*named, *(name for name in labels if name not in RANK_PARTS)):
             if name and name not in groups:
@@ -221,11 +224,12 @@ class LogRules:
 class PageRule:
     """One way to get a family from the page. *sample* lists a metric's names, newest first: the first present counts.
 
-    *where* keeps the series whose labels match; *label_value* takes the number from that label of an info
-    metric; *over* divides a gauge by another of the same labels; *count* is how many observations a counter of their
-    sum holds, for a histogram that is told as two counters; *less* names counters whose increase is taken off (what
-    another family counts already). With *open*, gauges of what is under way, what is left counts once it is neither
-    finished (*less*) nor open any more: that has gone away.
+    *where* keeps the series whose labels match; *label_value* takes the number from that label of an info metric.
+    *over* divides a gauge by another of the same labels, *times* multiplies it (by another label, beside
+    *label_value*), *less* takes another off, the first that is there. *count* is how many observations a counter of
+    their sum holds, for a histogram that is told as two counters. Of a counter, *less* names those whose increase is
+    taken off, for another family counts it already; with *open*, gauges of what is under way, what is left counts once
+    it is neither finished (*less*) nor open any more: that has gone away.
     """
 
     sample: str | tuple[str, ...]
@@ -234,6 +238,7 @@ class PageRule:
     scale: float = 1.0
     label_value: str = ""
     over: str = ""
+    times: str = ""
     count: str = ""
     less: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
@@ -242,7 +247,8 @@ class PageRule:
     @property
     def all_names(self) -> tuple[str, ...]:
         """Every metric the rule looks at."""
-        return tuple(name for name in (*self.names, self.over, self.count, *self.less, *self.open) if name)
+        other = (self.over, self.count, "" if self.label_value else self.times)
+        return tuple(name for name in (*self.names, *other, *self.less, *self.open) if name)
 
     @property
     def names(self) -> tuple[str, ...]:

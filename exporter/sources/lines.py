@@ -240,7 +240,7 @@ class Lines:
             for signal in pattern.signals:
                 value = _value(signal, match, elapsed)
                 if value is not None:
-                    weight = number(match[signal.weight], "") if signal.weight else 1.0
+                    weight = number(_text(signal.weight or "1", match) or "1", "")
                     self._effects.apply(signal, value, weight, match, ranks=ranks, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
@@ -324,6 +324,9 @@ def _value(signal: Signal, match: re.Match[str], elapsed: float | None) -> float
     else:
         text = _text(signal.value or "1", match)
         value = None if text is None else number(text, signal.unit)
+    if signal.times and value is not None:
+        factor = number(_text(signal.times, match) or "1", "")
+        value = None if factor is None else value * factor
     if signal.over and value is not None:
         divisor = number(_text(signal.over, match) or "", "")
         value = value / divisor if divisor else None

@@ -68,6 +68,7 @@ class PageReader:
     def __init__(self, profile: Profile) -> None:
         wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
         self._wanted = wanted | {START_TIME}
+        self._mapped = {name for rules in profile.page_rules().values() for rule in rules for name in rule.names}
         counters = (rules for short, rules in profile.page_rules().items() if BY_SHORT[short].kind == "counter")
         self._counters = {name for rules in counters for rule in rules for name in (*rule.names, *rule.less)}
         self._mirrors = set(profile.labels.mirrors)
@@ -95,6 +96,12 @@ class PageReader:
         for base, lines in groups.items():
             self._parse(base, lines, page, openmetrics)
         return page
+
+    def knows(self, page: Page) -> bool:
+        """Whether *page* is that of the profile's engine: has a metric it maps, or one that begins as its do."""
+        starts = tuple(self._starts.values())
+        begins = bool(starts) and any(name.startswith(starts) for name in page.names)
+        return begins or not self._mapped or any(map(page.has, self._mapped))
 
     def canonical(self, name: str) -> str:
         """The name as the engine's own documentation writes it."""

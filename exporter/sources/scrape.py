@@ -145,8 +145,7 @@ class ScrapeSource:
                 page = self._reader.read(text, openmetrics=openmetrics)
         except NotAPage as error:
             raise Unreadable("not_metrics", str(error)) from None
-        rules = self._in_use.page_rules().values()
-        if rules and not any(page.has(name) for each in rules for rule in each for name in rule.names):
+        if not self._reader.knows(page):
             raise Unreadable(
                 "not_recognised", f"the page has no metric of {self._in_use.engine} (a gateway? metrics off?)"
             )
@@ -205,6 +204,9 @@ class ScrapeSource:
                 if name is None:
                     if not rule.optional:
                         gauges[catalog.METRIC_MISSING, (rule.names[0],)] = 1.0
+                    elif family in catalog.EVENTS:  # many engines show a counter only once it has counted
+                        for model in models if models != [""] or not profile.labels.model else ():
+                            self._store.create(family, self._labels(family, rule, {}, model), origin="metrics")
                     continue
                 if page.dropped[name]:
                     self._store.drop(family, page.dropped[name])
@@ -269,17 +271,13 @@ class ScrapeSource:
         """Series that fall together add up, but shares do not: of those the fullest counts."""
         model = self._lifecycle.info.get("model", "")
         for native, key, number in _matching(page, name, rule):
-            value = _label_number(native, rule.label_value) if rule.label_value else number
-            if rule.over and value is not None:
-                whole = page.samples.get(rule.over, {}).get((rule.over, key[1]))
-                value = value / whole if whole else None
+            value = _gauge_value(page, rule, native, key, number)
             if value is None:
                 continue
             if value < 0:
                 self._store.drop(family)
                 continue
             ours = (family, self._labels(family, rule, native, model))
-            value *= rule.scale
             if family.name.endswith("_ratio") or rule.label_value:
                 gauges[ours] = max(gauges.get(ours, 0.0), value)
             else:
@@ -369,6 +367,23 @@ def _matching(page: Page, name: str, rule: PageRule) -> Iterator[tuple[dict[str,
         native = dict(key[1])
         if _fits(native, rule):
             yield native, key, value
+
+
+def _gauge_value(page: Page, rule: PageRule, native: dict[str, str], key: Key, number: float) -> float | None:
+    """What one series says by *rule*; None if something it needs is not there, or it would be divided by nothing."""
+
+    def other(name: str) -> float | None:
+        return page.samples.get(name, {}).get((name, key[1]))
+
+    value = _label_number(native, rule.label_value) if rule.label_value else number
+    times = _label_number(native, rule.times) if rule.label_value else other(rule.times)
+    for wanted, factor in ((rule.times, times), (rule.over, 1 / divisor if (divisor := other(rule.over)) else None)):
+        if wanted and value is not None:
+            value = None if factor is None else value * factor
+    if value is None:
+        return None
+    off = next((less for name in rule.less if (less := other(name)) is not None), 0.0)
+    return rule.scale * (value - off)
 
 
 def _label_number(native: dict[str, str], label: str) -> float | None:

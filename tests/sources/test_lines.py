@@ -409,6 +409,11 @@ log:
       signals:
         - {signal: step_latency_seconds, value: ms, unit: ms, weight: n, labels: {phase: decode}}
         - {signal: tokens_total, value: n, labels: {kind: generation}}
+    - name: batch
+      regex: '(?P<batch>\\d+) requests(?:, each (?P<each>\\S+) tokens)?, (?P<speed>\\S+) tokens/s'
+      signals:
+        - {signal: step_latency_seconds, value: batch, times: each, over: speed, weight: '40', labels: {phase: mixed}}
+        - {signal: step_seconds_total, value: batch, times: each, over: speed, weight: '40', labels: {phase: mixed}}
 """
 
 
@@ -434,3 +439,13 @@ def test_no_number_in_a_line_is_too_much(ms: str, n: str, observed: int) -> None
     assert all(value < 1e19 for series in reader.store.counters.values() for value in series.values())
     if not observed:
         assert reader.store.counters[catalog.SERIES_DROPPED]["stopline_step_latency_seconds",] == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "step"), [("6 requests, 300 tokens/s", 0.02), ("6 requests, each 1.5 tokens, 300 tokens/s", 0.03)]
+)
+def test_a_line_that_stands_for_so_many_steps_each_time(line: str, step: float) -> None:
+    told = Reader(strictyaml.parse(WEIGHTED, Profile, "acme.yaml")).feed(line).told()
+    assert told == pytest.approx(
+        {"step_latency_seconds{model=,phase=mixed}": 40 * step, "step_seconds_total{model=,phase=mixed}": 40 * step}
+    )

@@ -586,3 +586,43 @@ async def test_a_redirect_is_followed_on_the_same_server_only(session, upstream,
     upstream.moved = {"/metrics": location.format(url=upstream.url)}
     rig = await Rig(session, upstream.url).once()
     assert rig.reading.reason == reason
+
+
+async def test_gauges_are_multiplied_and_taken_off_series_by_series(session, upstream) -> None:
+    metrics = {
+        "kv_cache_capacity_tokens": {"sample": "acme_blocks", "times": "acme_block_size"},
+        "kv_cache_capacity_bytes": {"sample": "acme_info", "label_value": "blocks", "times": "bytes"},
+        "requests_running": {"sample": "acme_inflight", "less": ["acme_queued"]},
+    }
+    profile = written(metrics, labels={"rank": "dp"})
+    page = 'acme_blocks{dp="0"} 30\nacme_blocks{dp="1"} 5\nacme_block_size{dp="0"} 16\n'
+    page += 'acme_info{dp="0",blocks="30",bytes="4096"} 1\nacme_info{dp="1",blocks="30",bytes="None"} 1\n'
+    page += 'acme_inflight{dp="0"} 9\nacme_inflight{dp="1"} 4\nacme_queued{dp="0"} 2\nacme_queued{dp="2"} 1\n'
+    rig = await over_pages(session, upstream, profile, page)
+    assert rig.gauge(catalog.KV_TOKENS) == {("", "0"): 480.0}
+    assert rig.gauge(catalog.KV_BYTES) == {("", "0"): 122_880.0}
+    assert rig.gauge(catalog.RUNNING) == {("", "0"): 7.0, ("", "1"): 4.0}
+
+
+async def test_a_counter_that_an_engine_shows_only_once_it_has_counted_exists_before(session, upstream) -> None:
+    metrics = {
+        "preemptions_total": {"sample": "acme_evicted", "optional": True},
+        "request_queue_wait_seconds": {"sample": "acme_wait", "optional": True},
+    }
+    rig = await over_pages(session, upstream, written(metrics), "acme_other 1\n")
+    assert rig.reading.ok
+    assert rig.store.counters[catalog.PREEMPTIONS] == {("",): 0.0}
+    assert rig.store.histograms == {}
+
+
+@pytest.mark.parametrize(("late", "counted"), [(0.1, 1), (1.5, 2)])
+async def test_what_the_page_told_a_moment_ago_the_log_does_not_tell_again(session, upstream, late, counted) -> None:
+    metrics = {"requests_total": {"sample": "acme_left", "labels": {"outcome": "aborted"}}}
+    profile = written(metrics, order={"requests_total": ["log", "metrics"]})
+    rig = await over_pages(session, upstream, profile, "acme_left 0\n", "acme_left 1\n")
+    rig.clock.pass_(late - 1.0)
+    for _ in range(2):  # the first is the one the page told, or another
+        rig.store.count(catalog.REQUESTS, ("", "aborted"), origin="log")
+    upstream.page = "acme_left 2\n"
+    await rig.once()
+    assert rig.store.counters[catalog.REQUESTS] == {("", "aborted"): counted + 1}

@@ -32,7 +32,7 @@ def run(nvml_library: Path, hardware, tmp_path: Path):
 def page(run: Process) -> Page:
     began = time.monotonic()
     text = get(f"http://127.0.0.1:{run.port}/metrics")
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 4, "a call that never returns must not hold up the page"
     return Page(text)
 
 

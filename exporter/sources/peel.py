@@ -116,7 +116,7 @@ class Unwrapper:
         for line in _split(data):
             try:
                 part = _decode_docker(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 lines.append(line + b"\n")
             else:
                 text = part.log.removesuffix("\n")

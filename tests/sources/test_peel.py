@@ -185,3 +185,10 @@ def test_a_time_that_cannot_be_read_is_none() -> None:
 def test_the_shapes_of_records_do_not_backtrack_badly() -> None:
     hostile = ("2026-11-30 10:00:00" + " -|:" * 20_000).encode()
     assert peel(hostile, GENERIC).shaped
+
+
+def test_a_line_of_docker_that_cannot_be_read_stays_as_it_is() -> None:
+    unwrapper = Unwrapper()
+    good = b'{"log":"INFO fine\\n","stream":"stdout","time":"2026-11-30T10:00:00Z"}\n'
+    deep = b'{"log":"x\\n","stream":"stdout","attrs":' + b"[" * 100_000 + b"\n"
+    assert unwrapper.feed(good + deep) == b"INFO fine\n" + deep

@@ -82,7 +82,8 @@ def _page(sidecar: Sidecar, polls: Sequence[float]) -> Iterator[Finding]:
         remedy = "give --engine-url: the page has exact counts"
         yield Finding("engine", "warning", "no metrics page is read: engine.url is not set", remedy)
         return
-    name = shown(config.engine.url.rstrip("/") + (sidecar.profile.metrics_path if sidecar.profile else "/metrics"))
+    path = sidecar.scrape.path if sidecar.scrape else "/metrics"
+    name = shown(config.engine.url.rstrip("/") + path)
     if reading is None:
         yield Finding("engine", "failed", f"{name} was not read", NOT_TRIED)
         return

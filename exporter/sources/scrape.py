@@ -114,11 +114,16 @@ class ScrapeSource:
             )
         )
 
+    @property
+    def path(self) -> str:
+        """Where the page is: where it was found, else where it ought to be."""
+        return self._path or (self._profile.metrics_path if self._profile else "/metrics")
+
     # fetching
 
     async def _page(self) -> Page:
         """The page, from where it was last; now and then also looked for where other engines have theirs."""
-        usual = self._path or (self._profile.metrics_path if self._profile else "/metrics")
+        usual = self.path
         try:
             return await self._page_at(usual)
         except Unreadable as error:

@@ -372,9 +372,9 @@ async def test_a_grafana_without_boards() -> None:
 
 async def test_no_line_can_be_judged_by_a_prometheus_without_the_page() -> None:
     page = (Path(__file__).parent.parent / "fixtures/vllm/0.32.0/metrics-end.txt").read_text()
-    config = Config(EngineConfig(url="http://127.0.0.1:9"), gpus=GpuConfig(devices="none"))
+    nobody = WebConfig(listen_address=f"127.0.0.1:{free_port()}")
     async with Api({"/metrics": page, "/health": "ok"}) as engine, prometheus() as url:
-        config = Config(EngineConfig(url=engine), gpus=GpuConfig(devices="none"))
+        config = Config(EngineConfig(url=engine), web=nobody, gpus=GpuConfig(devices="none"))
         report = await examine(config, seconds=0, prometheus=Service(url), grafana=Service("http://127.0.0.1:9"))
     assert [(v.judged, v.why) for v in report.lines] == [(False, "Prometheus was not seen to have the page")] * 3
     assert [f.group for f in report.findings][-5:] == ["gpus", "prometheus", "prometheus", "prometheus", "grafana"]

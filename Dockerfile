@@ -10,7 +10,7 @@ RUN mkdir /state \
  && /opt/build/bin/pip install --no-cache-dir --quiet hatchling \
  && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --no-build-isolation --wheel-dir /dist . \
  && python3 -m venv --without-pip /opt/stopline \
- && /opt/build/bin/pip --python /opt/stopline/bin/python install --no-cache-dir --quiet /dist/*.whl
+ && /opt/build/bin/pip --python /opt/stopline/bin/python install --no-cache-dir --quiet "$(echo /dist/*.whl)[traces]"
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="stopline" \

@@ -1,5 +1,6 @@
 """The settings: typed, strict, all defaults in one place. Flags stand above environment above file above default."""
 
+import importlib.util
 import ipaddress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -134,6 +135,22 @@ class GpuConfig:
             raise ValueError("interval must be from 100ms to 60s")
 
 
+def _host_port(address: str) -> tuple[str | None, int]:
+    """Host, None for all addresses, and port of a listen_address. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"listen_address must be [HOST]:PORT, got {address!r}")
+    if host.startswith("["):
+        host = host.strip("[]")
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError(f"listen_address must have an IPv6 address in its brackets, got [{host}]") from None
+    elif ":" in host:
+        raise ValueError(f"listen_address must have an IPv6 host in brackets: [{host}]:{port}")
+    return host or None, int(port)
+
+
 @dataclass(frozen=True, slots=True)
 class WebConfig:
     """Where Stopline itself answers."""
@@ -146,18 +163,29 @@ class WebConfig:
 
     def host_port(self) -> tuple[str | None, int]:
         """Host, None for all addresses, and port. Raises ValueError."""
-        host, colon, port = self.listen_address.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"listen_address must be [HOST]:PORT, got {self.listen_address!r}")
-        if host.startswith("["):
-            host = host.strip("[]")
-            try:
-                ipaddress.IPv6Address(host)
-            except ValueError:
-                raise ValueError(f"listen_address must have an IPv6 address in its brackets, got [{host}]") from None
-        elif ":" in host:
-            raise ValueError(f"listen_address must have an IPv6 host in brackets: [{host}]:{port}")
-        return host or None, int(port)
+        return _host_port(self.listen_address)
+
+
+@dataclass(frozen=True, slots=True)
+class TracesConfig:
+    """Whether the engine's spans are taken in, by OTLP over HTTP at /v1/traces."""
+
+    listen_address: str = ""
+    """[HOST]:PORT for the engine to send its spans to, such as 127.0.0.1:4318; empty takes in none."""
+    max_bytes: Size = Size(4 << 20)
+    """Largest batch of spans that is taken in, unpacked."""
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 1024:
+            raise ValueError("max_bytes must be at least 1KiB")
+        if self.listen_address:
+            self.host_port()
+            if importlib.util.find_spec("opentelemetry") is None:
+                raise ValueError("listen_address needs the extra traces: pip install 'stopline-exporter[traces]'")
+
+    def host_port(self) -> tuple[str | None, int]:
+        """Host, None for all addresses, and port. Raises ValueError."""
+        return _host_port(self.listen_address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +271,7 @@ class Config:
     log: LogConfig = LogConfig()
     scrape: ScrapeConfig = ScrapeConfig()
     gpus: GpuConfig = GpuConfig()
+    traces: TracesConfig = TracesConfig()
     web: WebConfig = WebConfig()
     thresholds: Thresholds = Thresholds()
     histograms: HistogramConfig = HistogramConfig()

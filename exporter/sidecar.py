@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,7 +26,7 @@ from exporter.config import Config
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
-from exporter.sources import iterations, scrape
+from exporter.sources import iterations, scrape, traces
 from exporter.sources.checkpoint import Checkpoint
 from exporter.sources.chunks import LineSource
 from exporter.sources.fetch import Access, Server
@@ -38,6 +38,7 @@ from exporter.sources.logs import LogSource
 from exporter.sources.peel import Unwrapper
 from exporter.sources.scrape import ScrapeSource
 from exporter.sources.stdin import StandardInput
+from exporter.sources.traces import TraceSource
 from exporter.store import Store
 from exporter.strictyaml import ConfigError
 from exporter.web import build_app
@@ -115,7 +116,37 @@ class Sidecar:
             await web.TCPSite(runner, host, port).start()
             self.address = runner.addresses[0][:2]
             log.info("listening: address=%s", self.config.web.listen_address)
-            await self.watch(stop, extra=extra)
+            async with self._traces():
+                await self.watch(stop, extra=extra)
+        finally:
+            await runner.cleanup()
+
+    @contextlib.asynccontextmanager
+    async def _traces(self) -> AsyncIterator[None]:
+        """Spans are taken in meanwhile, if they are to be. Raises ConfigError if the address cannot be had."""
+        config = self.config.traces
+        if not config.listen_address:
+            yield
+            return
+        source = TraceSource(
+            lambda: self.profile,
+            self.store,
+            self.lifecycle,
+            clock=self._clock,
+            model=self.config.engine.model,
+            max_bytes=config.max_bytes,
+        )
+        runner = web.AppRunner(source.app(), access_log=None, shutdown_timeout=0.5, logger=_server_log())
+        await runner.setup()
+        try:
+            host, port = config.host_port()
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                problem = f"traces.listen_address {config.listen_address}: {error.strerror or error}"
+                raise ConfigError([problem]) from None
+            log.info("taking in traces: address=%s path=%s", config.listen_address, traces.PATH)
+            yield
         finally:
             await runner.cleanup()
 
@@ -169,7 +200,7 @@ class Sidecar:
                 log.error("configuration not reloaded, the old one stays: %s", problem)
             self.store.fixed[catalog.RELOAD_OK] = {(): 0.0}
             return
-        fixed = ("engine", "scrape", "gpus", "web", "histograms", "labels", "logging", "state_dir")
+        fixed = ("engine", "scrape", "gpus", "traces", "web", "histograms", "labels", "logging", "state_dir")
         late = [n for n in fixed if getattr(new, n) != getattr(self.config, n)]
         late += [f"log.{n}" for n in ("paths", "interval") if getattr(new.log, n) != getattr(self.config.log, n)]
         if late:
@@ -334,7 +365,7 @@ def _server_log() -> logging.Logger:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, web.RequestPayloadError)))
 
 
 async def _forever(source: Source) -> None:

@@ -266,7 +266,8 @@ def test_every_setting_is_described_and_its_default_reads_as_itself() -> None:
 
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[<>=!~\[; ]", wanted)[0] for wanted in project["dependencies"]}
+    wanted = (*project["dependencies"], *project["optional-dependencies"]["traces"])
+    names = {re.split(r"[<>=!~\[; ]", each)[0] for each in wanted}
     assert set(first_column(between("dependencies"))) == names
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import aiohttp
@@ -350,3 +351,22 @@ def test_the_doctor_works_beside_a_sidecar_with_the_same_settings(tmp_path: Path
             out.write(SEED)
         eventually(lambda: 'stopline_requests_total{model="",outcome="ok"} 1.0' in fetch(run.port))
         assert run.end()[0] == 0
+
+
+def test_spans_that_an_engine_sends_are_on_the_page_and_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+    body = (Path(__file__).parent / "fixtures/vllm/0.32.0/otlp-body-1-span.bin").read_bytes()
+    config, port = tmp_path / "stopline.yml", free_port()
+    config.write_text(f"engine: {{name: vllm}}\ntraces: {{listen_address: '127.0.0.1:{port}'}}\n")
+    with Process("-c", str(config), "--gpus", "none") as run:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/traces", body, {"Content-Type": "application/x-protobuf"}
+        )
+        assert urllib.request.urlopen(request, timeout=5).status == 200
+        assert 'stopline_request_latency_seconds_count{model="",source="trace"} 1.0' in fetch(run.port)
+        assert 'stopline_source_up{source="traces"} 1.0' in fetch(run.port)
+        command = [sys.executable, "-m", "exporter", "run", "-c", str(config), "--gpus", "none"]
+        command += ["--web.listen-address", f"127.0.0.1:{free_port()}"]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        assert run.end()[0] == 0
+    assert second.returncode == 2
+    assert second.stderr.splitlines()[-1].startswith(f"traces.listen_address 127.0.0.1:{port}: ")

@@ -255,6 +255,23 @@ class PageRule:
         return (self.sample,) if isinstance(self.sample, str) else self.sample
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanRule:
+    """What a span of one request says. *name* is matched whole; a span without one of *has* says nothing.
+
+    The *value* of a signal is an attribute that is a number, or ``duration`` (seconds from start to end).
+    """
+
+    name: re.Pattern[str]
+    signals: tuple[Signal, ...]
+    has: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for signal in self.signals:
+            if not signal.value or signal.family.kind != "histogram":
+                raise ValueError(f"signals of a span are times with a value, got {signal.signal}")
+
+
 @dataclass(frozen=True, slots=True)
 class Detect:
     """How the engine is recognised: by the start of its metrics' names, or by a line of its log.
@@ -310,6 +327,7 @@ class Profile:
     ignored: tuple[str, ...] = ()
     order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
     log: LogRules = LogRules()
+    spans: tuple[SpanRule, ...] = ()
     hints: tuple[Hint, ...] = ()
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from exporter.catalog import Family
 from exporter.engines.profile import GROUP, Signal
 from exporter.lifecycle import Lifecycle
-from exporter.signals import Labels, Sample
+from exporter.signals import Labels, Origin, Sample
 from exporter.sources.peel import NO_RANKS
 from exporter.store import Store
 
@@ -23,11 +23,20 @@ class Effects:
     *model* is the value of the model label, empty to take what the engine says.
     """
 
-    def __init__(self, store: Store, lifecycle: Lifecycle, clock: Callable[[], float], *, model: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lifecycle: Lifecycle,
+        clock: Callable[[], float],
+        *,
+        model: str,
+        origin: Origin = "log",
+    ) -> None:
         self._store = store
         self._lifecycle = lifecycle
         self._clock = clock
         self._model = model
+        self._origin = origin
         self._facts: dict[tuple[Family, Labels], float] = {}
         self._gauges: dict[tuple[Family, Labels], tuple[float, float]] = {}
         self._known: dict[Signal, Labels] = {}
@@ -74,9 +83,9 @@ class Effects:
         elif weight:
             self._lifecycle.worked(finished=family.kind != "gauge")
             if family.kind == "histogram":
-                self._store.observe(family, labels, value, int(weight), origin="log")
+                self._store.observe(family, labels, value, int(weight), origin=self._origin)
             elif family.kind == "counter":
-                self._store.count(family, labels, value * weight, origin="log")
+                self._store.count(family, labels, value * weight, origin=self._origin)
             elif len(self._gauges) < _MAX_GAUGES:
                 self._gauges[family, labels] = (value, self._clock())
 

@@ -44,8 +44,8 @@ log
            give --log: errors, phases and layout are told there
 """
 TRACES = """\
-  note     could tell: the exact wait and latency of each request, as traces for a collector of your own; Stopline does not read them
-           start vLLM with --otlp-traces-endpoint URL
+  note     could tell: the exact wait and latency of each request, if Stopline takes in traces (README: exact times from traces)
+           start vLLM with --otlp-traces-endpoint http://127.0.0.1:N/v1/traces and OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf in its environment
 """
 COARSE = """\
   note     could tell: buckets below N s for the queue wait and the latency, so that less of them is estimated
@@ -245,6 +245,8 @@ engine
            set engine.model (--model)
   note     not known of its start: parallelism, limits, KV cache capacity
            the log tells these where the engine starts: give --log a file that holds its start
+  note     could tell: the exact wait and latency of each request, if Stopline takes in traces (README: exact times from traces)
+           start SGLang with --enable-trace --otlp-traces-endpoint http://127.0.0.1:N/v1/traces and OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf in its environment
   note     could tell: the exact queue wait of each request
            start SGLang with --enable-request-time-stats-logging; no line shows it yet
   note     could tell: the balance of experts, where the model has any
@@ -532,7 +534,7 @@ async def test_a_flag_that_shows_in_the_log_or_on_the_page_is_not_asked_for(tmp_
     steps = "start vLLM with --enable-logging-iteration-details; no line shows it yet"
     clients = "start vLLM with --enable-log-requests; no line shows it yet"
     buckets = COARSE.splitlines()[1].strip()
-    traces = TRACES.splitlines()[1].strip()
+    traces = TRACES.splitlines()[1].strip().replace(":N/", ":4318/")
     assert await hints(idle, "", tmp_path) == [steps, clients, buckets, traces]
     assert await hints(idle, step, tmp_path) == [clients, buckets, traces]
     assert await hints(idle, gone, tmp_path) == [steps, buckets, traces]

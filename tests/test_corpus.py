@@ -34,6 +34,9 @@ NEVER = {  # kinds that neither an engine nor what it is built on tells in a lin
     "tgi": {"hang"},
     "lmdeploy": {"hang"},
     "llamacpp": {"collective", "timeout", "hang"},
+    "triton": {"hang"},
+    "dynamo": {"kv_cache", "hang"},
+    "nim": {"hang"},
 }
 
 

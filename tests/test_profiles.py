@@ -1,6 +1,7 @@
 """Every bundled profile keeps the promises that stand in it: samples, rejects, error corpus, coverage of captures."""
 
 import fnmatch
+import json
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,38 @@ def test_an_engine_is_recognised_through_the_colours_of_its_log() -> None:
     done = span + b"text_generation_router::server" + end + b": router/src/server.rs:432: Success\n"
     assert profiles.of_log(time + start) == "tgi"
     assert profiles.of_log(time + done) == "tgi"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # --logging-config.formatter json, as python-json-logger 4.2 writes it
+        '{"asctime": "2026-11-30 12:18:00,707", "levelname": "INFO", "name": "vllm.entrypoints.common.startup", '
+        """"processName": "APIServer", "process": 914, "message": "non-default args: {'port': 9311}"}""",
+        '(EngineCore pid=956) {"levelname":"INFO","name":"vllm.v1.engine.core","message":"Initializing a V1 LLM engine"}',
+        '{"timestamp": "2026-11-30T12:18:00Z", "name": "vllm.v1.engine.core", "levelname": "WARNING", "message": "x"}',
+    ],
+)
+def test_vllm_is_recognised_by_the_name_of_its_logger_in_json(line: str) -> None:
+    assert profiles.of_log(line.encode()) == "vllm"
+
+
+@pytest.mark.parametrize(
+    "before", ['{"levelname": "INFO", "name": "app", ', '{"levelname": "INFO", ', '{"role": "user", ', ""]
+)
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "non-default args: {'port': 9311}",
+        '{"levelname": "INFO", "name": "vllm.v1.engine.core", "message": "non-default args: {}"}',
+        'x", "levelname": "INFO", "name": "vllm.v1.engine.core", "message": "non-default args: {}',
+        '\n{"levelname": "INFO", "name": "vllm.v1.engine.core", "message": "non-default args: {}"}',
+    ],
+)
+def test_a_prompt_in_json_is_not_an_engine(before: str, prompt: str) -> None:
+    for key in ("message", "name", "prompt"):
+        told = json.dumps({key: prompt, "more": {"levelname": "INFO", "name": "vllm.core", "message": prompt}})
+        assert profiles.of_log((before + told[1:] if before else f"INFO prompt: {told}").encode()) == ""
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -13,10 +13,11 @@ _PRECEDENCE = {kind: rank for rank, kind in enumerate(ERROR_KINDS)}
 _OUTLIVE_DEATH = ("out_of_memory", "cuda", "collective")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above", "The above exception was")
-_TYPED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout): ")
+_TYPED = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout): ")
 _QUOTED = re.compile(r"Worker failed with error ['\"]")
 _PROSE = re.compile(r"""(?<!\w)(?:"(?=[^"]*\s)|'(?=[^']*\s))""")  # a quote that opens more than a word
 _GROUP = re.compile(r" +\| ")  # the margin of a group of exceptions
+_IN_ONE_LINE = re.compile(r"[^'\"]*Traceback \(most recent call last\):\\n")  # escaped by the server, as Triton does
 _QUIET = 0.3  # seconds without a further line after which a complete record is judged
 _QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
 _LEAP_YEAR = 366 * 86400.0
@@ -143,7 +144,10 @@ class Errors:
             ignored=self._lifecycle.phase == "stopping" or any(regex.match(record.text) for regex in self._context),
         )
         self._blocks[record.process] = block
-        first, *rest = (f"{record.text}\n{record.stack}" if record.stack else record.text).split("\n")
+        text = f"{record.text}\n{record.stack}" if record.stack else record.text
+        if _IN_ONE_LINE.match(text):
+            text = text.replace(r"\n", "\n")
+        first, *rest = text.split("\n")
         self._add(block, first, now)
         for line in rest:
             if self._continues(block, Record(line)) or self._shaped(line):

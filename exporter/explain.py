@@ -1,13 +1,13 @@
 """What each line of a log and each metric of a page became, and why; for adapting names to a server of one's own."""
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from exporter import catalog, verify
-from exporter.catalog import Family
+from exporter.catalog import ERROR_KINDS, Family
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.lifecycle import Lifecycle
@@ -24,6 +24,9 @@ _PARTS = (
     (re.compile(r"\d+(?:[.,]\d+)*"), "0"),
 )
 _SHAPE_LENGTH = 100
+_ERROR = "error, kind "
+_SETTLED = 60.0
+IGNORED = "known and of no use here"
 _APART = 1e-3  # seconds between two lines, so that what is judged by time keeps its order
 
 
@@ -46,7 +49,7 @@ class _Recorder(Store):
 
     def count(self, family: Family, labels: Labels, amount: float = 1.0, *, origin: Origin) -> None:
         super().count(family, labels, amount, origin=origin)
-        what = f"error, kind {labels[0]}" if family is catalog.ERRORS else f"{_named(family, labels)} +{amount:g}"
+        what = _ERROR + labels[0] if family is catalog.ERRORS else f"{_named(family, labels)} +{amount:g}"
         self._notes.append(what)
 
     def observe(self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin) -> None:
@@ -65,51 +68,66 @@ def is_page(text: str) -> bool:
     return bool(names_of(text)) and all(_SAMPLE.match(line) for line in lines)
 
 
-def log(text: str, profile: Profile) -> Iterator[Told]:
-    """Each line of *text* as *profile* reads it. An error shows at the line with which it was judged."""
+def log(text: str, profile: Profile, **own: Any) -> list[Told]:
+    """Each line of *text* as *profile* and a user's *own* patterns and fields read it; an error at its last line."""
     notes: list[str] = []
-    now = 0.0
+    now, counted = 0.0, dict[str, tuple[float | None, float]]()
     store = _Recorder(notes, clock=lambda: now, wall=lambda: now)
     life = Lifecycle(has_page=False)
-    lines = Lines("log", profile, store, life, clock=lambda: now)
+    lines = Lines("log", profile, store, life, clock=lambda: now, counted=counted, **own)
     matched = store.counters[catalog.LOG_MATCHED]
-    told = Told(0, "")
-    for number, line in enumerate(text.splitlines(), 1):
-        told = Told(number, line)
+    told = [Told(number, line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
+
+    def note(here: Told, phase: str, more: list[str]) -> None:
+        """Put what was told while a line was read where it belongs."""
+        errors = [kind for kind in ERROR_KINDS if f"{_ERROR}{kind}" in notes]
+        here.became += [what for what in notes if not what.startswith(_ERROR)] + more
+        for kind in errors:
+            at = told[round(counted[kind][1] / _APART) - 1]
+            at.became.append(_ERROR + kind)
+            at.why = ""
+            here = at if kind == "engine_dead" else here
+        if life.phase != phase:
+            here.became.append(f"phase {life.phase}")
+        notes.clear()
+
+    for here in told:
         before, phase, facts, unparsed = dict(matched), life.phase, set(lines.samples()), _unparsed(store)
         now += _APART
-        lines.feed(line.encode() + b"\n", history=False)
+        lines.feed(here.text.encode() + b"\n", history=False)
         by = [name for (_, name), n in matched.items() if n > before.get(("log", name), 0)]
-        told.became = [f"pattern {name}" for name in by] + notes[:]
-        told.became += [f"{_named(s.family, s.labels)} = {s.value:g}" for s in lines.samples() if s not in facts and by]
-        if life.phase != phase:
-            told.became.append(f"phase {life.phase}")
-        if not told.became:
-            told.why = _why(lines, _unparsed(store) > unparsed)
-        notes.clear()
-        yield told
-    now += 60.0
+        here.became = [f"pattern {name}" for name in by]
+        note(
+            here,
+            phase,
+            [f"{_named(s.family, s.labels)} = {s.value:g}" for s in lines.samples() if s not in facts and by],
+        )
+        if not here.became:
+            here.why = _why(lines, _unparsed(store) > unparsed)
+    now += _SETTLED
+    phase = life.phase
     lines.flush()
-    if notes:
-        yield Told(told.number, "(end of the file)", notes[:])
+    note(told[-1], phase, [])
+    return told
 
 
-def page(text: str, profile: Profile) -> Iterator[Told]:
+def page(text: str, profile: Profile) -> list[Told]:
     """Each metric of the page *text* as *profile* reads it."""
     reader = PageReader(profile)
-    rules = [(short, rule) for short, each in profile.page_rules().items() for rule in each]
-    mapped = {name: short for short, rule in rules for name in rule.all_names}
-    mapped |= {name: short for short, rule in rules for name in rule.names}
+    mapped = defaultdict[str, dict[str, None]](dict)
+    for short, rules in profile.page_rules().items():
+        for name in (name for rule in rules for name in rule.all_names):
+            mapped[name.removesuffix("_total")][short] = None
+    for name, info in profile.info.items():
+        mapped[info.sample][f"engine_info, {name}"] = None
     ignored = re.compile("|".join(_glob(pattern) for pattern in profile.ignored) or r"(?!)")
     names = {re.sub(r"_(?:bucket|sum|count|created)$", "", name) for name in map(reader.canonical, names_of(text))}
+    told = []
     for number, name in enumerate(sorted(names), 1):
-        short = mapped.get(name) or mapped.get(name + "_total")
-        if short:
-            yield Told(number, name, [short])
-        elif ignored.fullmatch(name) or ignored.fullmatch(name + "_total"):
-            yield Told(number, name, why="known and of no use here")
-        else:
-            yield Told(number, name, why="not known to the profile")
+        known = any(ignored.fullmatch(form) for form in (name, name + "_total"))
+        became = list(mapped.get(name.removesuffix("_total"), ()))
+        told.append(Told(number, name, became, "" if became else IGNORED if known else "not known to the profile"))
+    return told
 
 
 def engine_of(text: str) -> str:
@@ -120,7 +138,7 @@ def engine_of(text: str) -> str:
 
 def shapes(told: list[Told]) -> Counter[str]:
     """What the lines that became nothing look like, numbers and names taken out, with how many there are."""
-    return Counter(shape(t.text) for t in told if not t.became and t.text.strip())
+    return Counter(shape(t.text) for t in told if not t.became and t.why != IGNORED and t.text.strip())
 
 
 def shape(text: str) -> str:

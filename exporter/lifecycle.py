@@ -1,12 +1,15 @@
 """What the engine is and which phase of its life it is in, from what the log, the page and /health say."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 
 from exporter import catalog
 from exporter.catalog import PHASES, Family
 from exporter.signals import Labels, Sample
 
+LABEL = re.compile(r"[\w./:@+ -]{1,64}")
+"""What may become the value of a label."""
 _ALIVE_AFTER = 20
 _INFO = ("version", "model", "dtype", "quantization")
 
@@ -33,6 +36,11 @@ class Lifecycle:
     @property
     def up(self) -> bool:
         return self.phase in ("serving", "stopping") and (self._answers or not self._has_page)
+
+    def tell(self, label: str, text: str | None) -> None:
+        """Something of its identity, as the log or an info metric says; nothing that cannot be a label."""
+        if text and text.lower() != "none" and LABEL.fullmatch(text):
+            self.info[label] = text
 
     # what the log says
 

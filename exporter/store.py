@@ -193,7 +193,9 @@ _PARTED = {  # families of which a source has the word on one kind or outcome, n
 
 
 def _signal(family: Family, labels: Labels) -> Hashable:
-    """What a source has the word on: a family, or one kind or outcome of it."""
+    """What a source has the word on: a family, or one kind or outcome of it; a share's two parts are one."""
+    if family is catalog.COMMUNICATION:
+        return catalog.STEP_SECONDS
     return (family, labels[_PARTED[family]]) if family in _PARTED else family
 
 

@@ -67,7 +67,7 @@ def test_a_fact_a_phase_and_a_start_are_shown() -> None:
 def test_the_metrics_of_a_page_are_mapped_ignored_or_unknown() -> None:
     page = (FIXTURES / "vllm/0.32.0/metrics-idle.txt").read_text() + "vllm:brand_new 1\n"
     by_name = {t.text: (t.became, t.why) for t in explain.page(page, profiles.bundled("vllm"))}
-    assert by_name["vllm:num_requests_running"] == (["requests_running"], "")
+    assert by_name["vllm:num_requests_running"] == (["requests_running", "requests_total"], "")
     assert by_name["vllm:mm_cache_hits_total"] == ([], "known and of no use here")
     assert by_name["vllm:brand_new"] == ([], "not known to the profile")
 
@@ -128,7 +128,7 @@ def test_a_mapping_drafted_for_a_private_log_is_accepted_and_reads_it(tmp_path: 
     log.write_text(PRIVATE)
     result = run(str(log), "--write-mapping")
     settings.write_text(result.output)
-    assert "port" not in result.output
+    assert result.output.splitlines()[-1] == "# fields that say nothing by their names: port"
     fields = config.load(settings).log.fields
     signals = {name: s.signal if not isinstance(s, tuple) else s[0].signal for name, s in fields.items()}
     assert signals == {
@@ -144,3 +144,60 @@ def test_a_mapping_drafted_for_a_private_log_is_accepted_and_reads_it(tmp_path: 
 
 def test_a_log_without_signals_gives_no_mapping() -> None:
     assert draft.mapping("started on port=8000 pid=12\nall well\n") == ""
+
+
+def test_an_error_stands_at_the_line_that_completes_it() -> None:
+    text = """\
+INFO 03-02 10:00:01 [core.py:7] before
+ERROR 03-02 10:00:02 [core.py:7] EngineCore encountered a fatal error.
+Traceback (most recent call last):
+  File "x.py", line 1, in f
+torch.OutOfMemoryError: CUDA out of memory.
+INFO 03-02 10:00:03 [core.py:7] after
+ERROR 03-02 10:00:04 [core.py:7] CUDA error: boom
+"""
+    told = explain.log(text, profiles.bundled("vllm"))
+    assert [(t.number, t.became) for t in told if t.became] == [
+        (5, ["error, kind out_of_memory"]),
+        (7, ["error, kind cuda"]),
+    ]
+    assert len(told) == 7
+    assert all(t.became or t.why for t in told)
+
+
+def test_settings_of_ones_own_are_read_by(tmp_path: Path) -> None:
+    log, profile, settings = tmp_path / "a.log", tmp_path / "acme.yaml", tmp_path / "stopline.yml"
+    log.write_text("begin\nt_sched=12300\n")
+    profile.write_text("engine: acme\nlog:\n  patterns:\n    - {name: start, regex: 'begin', phase: starting}\n")
+    settings.write_text(
+        "engine: {profile: acme.yaml}\nlog:\n  fields:\n    t_sched: {signal: request_queue_wait_seconds, unit: us}\n"
+    )
+    output = run(str(log), "-c", str(settings)).output
+    assert "read as acme" in output
+    assert "-> pattern start" in output
+    assert "request_queue_wait_seconds{model=} = 0.0123 s" in output
+    assert run(str(log), "-c", str(tmp_path / "none.yml")).exit_code == 2
+
+
+def test_a_mapping_of_two_files_is_one_and_names_that_yaml_makes_something_of_stay_names(tmp_path: Path) -> None:
+    files = [tmp_path / "a.log", tmp_path / "b.log"]
+    files[0].write_text("on.wait=5ms kind=decode step took=20ms\n")
+    files[1].write_text("first=0.2s in=40 out=7 que=3\n")
+    output = run(*map(str, files), "--write-mapping").output
+    settings = tmp_path / "stopline.yml"
+    settings.write_text(output)
+    fields = {name: one.signal for name, one in config.load(settings).log.fields.items()}
+    assert fields == {
+        "on.wait": "request_queue_wait_seconds",
+        "took": "step_latency_seconds",
+        "first": "request_time_to_first_token_seconds",
+        "in": "tokens_total",
+        "out": "tokens_total",
+    }
+    assert output.endswith("# fields that say nothing by their names: que\n")
+
+
+def test_shapes_beyond_those_that_are_shown_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "many.log"
+    log.write_text("".join(f"{chr(97 + n)}{chr(97 + n)} is here\n" for n in range(25)))
+    assert run(str(log), "--totals").output.splitlines()[-1] == "  unmatched      5 of 5 further shapes"

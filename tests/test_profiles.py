@@ -52,6 +52,7 @@ def test_every_metric_of_a_captured_page_is_mapped_or_knowingly_ignored(page: Pa
     profile = profiles.bundled(engine)
     reader = PageReader(profile)
     mapped = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
+    mapped |= {info.sample for info in profile.info.values()}
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     unknown = {
         name

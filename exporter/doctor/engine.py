@@ -103,7 +103,7 @@ def _page(sidecar: Sidecar, polls: Sequence[float]) -> Iterator[Finding]:
     if missing := [name for (name,) in sidecar.store.gauges().get(catalog.METRIC_MISSING, {})]:
         remedy = plain(f"{remedies.METRIC_MISSING.cause}: {remedies.METRIC_MISSING.remedy}")
         yield Finding("engine", "warning", f"missing on its page: {listed(missing)}", remedy)
-    elif wanted := sum(not rule.optional for rule in rules):
+    elif wanted := len({rule.names for rule in rules if not rule.optional}):
         yield Finding("engine", "ok", f"all {wanted} metrics that its page must have are there")
 
 

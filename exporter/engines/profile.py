@@ -225,14 +225,14 @@ class PageRule:
     """One way to get a family from the page. *sample* lists a metric's names, newest first: the first present counts.
 
     *where* keeps the series whose labels match; *label_value* takes the number from that label of an info metric.
-    *over* divides a gauge by another of the same labels, *times* multiplies it (by another label, beside
-    *label_value*), *less* takes another off, the first that is there. *count* is how many observations a counter of
-    their sum holds, for a histogram that is told as two counters. Of a counter, *less* names those whose increase is
-    taken off, for another family counts it already; with *open*, gauges of what is under way, what is left counts once
-    it is neither finished (*less*) nor open any more: that has gone away.
+    *over* divides a gauge (without *sample*, 1) by another of the same labels, *times* multiplies it (by another
+    label, beside *label_value*), *less* takes another off, the first that is there. *count* is how many observations
+    a counter of their sum holds, for a histogram that is told as two counters. Of a counter, *less* names those whose
+    increase is taken off, for another family counts it already; with *open*, gauges of what is under way, what is left
+    counts once it is neither finished (*less*) nor open any more: that has gone away.
     """
 
-    sample: str | tuple[str, ...]
+    sample: str | tuple[str, ...] = ""
     where: dict[str, re.Pattern[str]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
@@ -244,6 +244,10 @@ class PageRule:
     open: tuple[str, ...] = ()
     optional: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.sample and not self.over:
+            raise ValueError("sample is required, but for one over another (over)")
+
     @property
     def all_names(self) -> tuple[str, ...]:
         """Every metric the rule looks at."""
@@ -252,7 +256,8 @@ class PageRule:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.sample,) if isinstance(self.sample, str) else self.sample
+        sample = self.sample or self.over
+        return (sample,) if isinstance(sample, str) else sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,6 +287,14 @@ class Detect:
     metrics: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
     log: tuple[re.Pattern[str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PageInfo:
+    """Something of the engine's identity that stands in the *label* of an info metric *sample*."""
+
+    sample: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +336,7 @@ class Profile:
     iterations_path: str = ""
     health_path: str = ""
     labels: PageLabels = PageLabels()
+    info: dict[str, PageInfo] = field(default_factory=dict)
     metrics: dict[str, PageRule | tuple[PageRule, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
@@ -336,6 +350,8 @@ class Profile:
             for rule in rules:
                 try:
                     _check_labels(_family(short), rule.labels)
+                    if any("$" in value for value in rule.labels.values()):
+                        raise ValueError("labels of a page's rule are fixed; see info for what an info metric tells")
                 except ValueError as error:
                     problems.append(f"metrics.{short}: {error}")
         patterns = {pattern.name for pattern in self.log.patterns}
@@ -343,6 +359,9 @@ class Profile:
             problems += [
                 f"pattern {pattern.name}: spoils {n!r}, no such pattern" for n in pattern.spoils if n not in patterns
             ]
+        problems += [
+            f"info.{name}: is one of {', '.join(INFO_LABELS)}" for name in self.info if name not in INFO_LABELS
+        ]
         unknown = (name for name in self.order if name.partition(".")[0] not in BY_SHORT)
         problems += [f"order.{name}: no such family in the catalog" for name in unknown]
         known = {pattern.name for pattern in self.log.patterns}

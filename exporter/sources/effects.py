@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 
 from exporter.catalog import Family
 from exporter.engines.profile import GROUP, Signal
-from exporter.lifecycle import Lifecycle
+from exporter.lifecycle import LABEL, Lifecycle
 from exporter.signals import Labels, Origin, Sample
 from exporter.sources.peel import NO_RANKS
 from exporter.store import Store
 
-_LABEL = re.compile(r"[\w./:@+ -]{1,64}")
 _MAX_GAUGES = 256
 _BEYOND = 1e18  # of any unit; more than an engine can do, and sums of it stay numbers
 _LONGEST = 86400.0  # seconds
@@ -52,11 +51,6 @@ class Effects:
         self._totals.clear()
         self._fresh = at is not None
         self._store.claims.reset()
-
-    def tell(self, label: str, text: str | None) -> None:
-        """Something of the engine's identity."""
-        if text and text != "None" and _LABEL.fullmatch(text):
-            self._lifecycle.info[label] = text
 
     def apply(
         self,
@@ -127,7 +121,7 @@ class Effects:
                 fixed, value = False, _filled(value, match, ranks)
             if not fixed and label == "rank" and value.isdecimal():
                 value = str(int(value))
-            if not (value == model or _LABEL.fullmatch(value)):
+            if not (value == model or LABEL.fullmatch(value)):
                 return None
             values.append(value)
         labels = tuple(values)

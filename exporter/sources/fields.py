@@ -35,7 +35,7 @@ class Fields:
         for name, text, unit in sorted(found, key=lambda field: self._rank[field[0]]):
             for signal in self._signals[name]:
                 what = (signal.signal, *signal.labels.items())
-                value = number(signal.value or text, unit or signal.unit)
+                value = number(signal.value, signal.unit) if signal.value else number(text, unit or signal.unit)
                 if value is not None and what not in said:
                     said.add(what)
                     yield signal, value

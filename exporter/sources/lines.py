@@ -233,7 +233,7 @@ class Lines:
         if pattern.phase:
             self._enter(pattern.phase)
         for label, group in pattern.info.items():
-            self._effects.tell(label, match[group])
+            self._lifecycle.tell(label, match[group])
         elapsed = self._pair(pattern, match, record) if pattern.begin or pattern.end else None
         ranks = record.ranks or self._ranks_of(record.process)
         if not self._spoils(pattern, rank_of(match, ranks)):

@@ -67,7 +67,7 @@ class PageReader:
 
     def __init__(self, profile: Profile) -> None:
         wanted = {name for rules in profile.page_rules().values() for rule in rules for name in rule.all_names}
-        self._wanted = wanted | {START_TIME}
+        self._wanted = wanted | {START_TIME} | {info.sample for info in profile.info.values()}
         self._mapped = {name for rules in profile.page_rules().values() for rule in rules for name in rule.names}
         counters = (rules for short, rules in profile.page_rules().items() if BY_SHORT[short].kind == "counter")
         self._counters = {name for rules in counters for rule in rules for name in (*rule.names, *rule.less)}

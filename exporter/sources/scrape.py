@@ -200,6 +200,9 @@ class ScrapeSource:
         self._longest = _LONGEST
         if page.started_at is not None:
             self._longest = max(60.0, self._store.wall() - page.started_at)
+        for what, info in profile.info.items():
+            for native, _, _ in _matching(page, info.sample, PageRule(info.sample)):
+                self._lifecycle.tell(what, native.get(info.label))
         gauges: dict[tuple[Family, Labels], float] = {}
         moved = False
         for short, rules in profile.page_rules().items():
@@ -380,7 +383,9 @@ def _gauge_value(page: Page, rule: PageRule, native: dict[str, str], key: Key, n
     def other(name: str) -> float | None:
         return page.samples.get(name, {}).get((name, key[1]))
 
-    value = _label_number(native, rule.label_value) if rule.label_value else number
+    value: float | None = number if rule.sample else 1.0
+    if rule.label_value:
+        value = _label_number(native, rule.label_value)
     times = _label_number(native, rule.times) if rule.label_value else other(rule.times)
     for wanted, factor in ((rule.times, times), (rule.over, 1 / divisor if (divisor := other(rule.over)) else None)):
         if wanted and value is not None:

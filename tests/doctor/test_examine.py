@@ -15,6 +15,7 @@ from exporter.config import Config, EngineConfig, GpuConfig, LogConfig, ScrapeCo
 from exporter.doctor import engine, gpus, logs
 from exporter.doctor.examine import examine
 from exporter.doctor.findings import Finding, Report
+from exporter.engines import profile as profiles
 from exporter.sidecar import Sidecar
 from exporter.signals import Reading
 from exporter.simulator import ClosedLoop, LogOptions, Simulation, serve
@@ -67,6 +68,7 @@ def steady(text: str, *hidden: tuple[str, str]) -> str:
     for what, instead in hidden:
         text = text.replace(what, instead)
     text = re.sub(r"(?<=127\.0\.0\.1:)\d+", "N", text)
+    text = text.replace(", ".join(profiles.names()), "ENGINES")
     text = re.sub(r"\b[\d.]+ (k?B|ms|s|min|h|days|GiB)\b", r"N \1", text)
     text = re.sub(r"[\d.]+%", "N%", text)
     text = re.sub(r"N (?:k?B|MB)\b", "N B", text)
@@ -168,7 +170,7 @@ log
            normal until the server writes; else compare the path with what the server writes to, as seen from Stopline's container
 engine
   failed   it is not recognised
-           set engine.name (--engine) to one of deepinfer, dynamo, llamacpp, lmdeploy, nim, sglang, tgi, triton, trtllm, vllm, generic, or write a profile
+           set engine.name (--engine) to one of ENGINES, or write a profile
   failed   http://127.0.0.1:N/metrics cannot be read: refused, nothing listens at engine.url
            normal while the server loads; else compare host and port
 gpus
@@ -305,7 +307,7 @@ log
            set engine.name; start the engine at level INFO; stopline explain FILE shows what each line becomes
 engine
   failed   it is not recognised
-           set engine.name (--engine) to one of deepinfer, dynamo, llamacpp, lmdeploy, nim, sglang, tgi, triton, trtllm, vllm, generic, or write a profile
+           set engine.name (--engine) to one of ENGINES, or write a profile
   warning  no metrics page is read: engine.url is not set
            give --engine-url: the page has exact counts
 """
@@ -359,7 +361,7 @@ engine
   ok       vLLM, recognised by its page
   ok       it is up, phase serving
   ok       http://127.0.0.1:N/metrics is N B, read in N ms: N% of scrape.interval
-  ok       all 13 metrics that its page must have are there
+  ok       all 11 metrics that its page must have are there
   ok       model tiny
   ok       known of its start: limits, KV cache capacity
 """
@@ -410,7 +412,7 @@ async def test_the_page_of_a_gateway_and_no_page_at_all() -> None:
         + """\
 engine
   failed   it is not recognised
-           set engine.name (--engine) to one of deepinfer, dynamo, llamacpp, lmdeploy, nim, sglang, tgi, triton, trtllm, vllm, generic, or write a profile
+           set engine.name (--engine) to one of ENGINES, or write a profile
   failed   http://127.0.0.1:N/metrics cannot be read: {}
            {}
   note     some engines have no page by themselves

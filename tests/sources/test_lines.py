@@ -449,3 +449,11 @@ def test_a_line_that_stands_for_so_many_steps_each_time(line: str, step: float) 
     assert told == pytest.approx(
         {"step_latency_seconds{model=,phase=mixed}": 40 * step, "step_seconds_total{model=,phase=mixed}": 40 * step}
     )
+
+
+@pytest.mark.parametrize(
+    "line", ["rid=5 total_time_ms=57.9ms", "rid=5 total_time_ms=57.9", "rid=5 request_latency=57.9ms"]
+)
+def test_a_unit_in_the_line_is_that_of_the_field_and_not_of_what_it_counts(line: str) -> None:
+    told = Reader("generic").feed(line).told()
+    assert told == pytest.approx({"request_latency_seconds{model=}": 0.0579, "requests_total{model=,outcome=ok}": 1.0})

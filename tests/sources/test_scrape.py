@@ -626,3 +626,28 @@ async def test_what_the_page_told_a_moment_ago_the_log_does_not_tell_again(sessi
     upstream.page = "acme_left 2\n"
     await rig.once()
     assert rig.store.counters[catalog.REQUESTS] == {("", "aborted"): counted + 1}
+
+
+async def test_one_over_a_gauge(session, upstream) -> None:
+    profile = written({"expert_balance_ratio": {"over": "acme_skew"}}, labels={"model": "name"})
+    rig = await over_pages(session, upstream, profile, 'acme_skew{name="a"} 1.25\nacme_skew{name="b"} 0\n')
+    assert rig.gauge(catalog.EXPERT_BALANCE) == {("a",): 0.8}
+    assert rig.gauge(catalog.METRIC_MISSING) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [("3.2.1", {"version": "3.2.1"}), ("None", {}), ("x\\ny", {}), ("é" * 99, {})]
+)
+async def test_an_info_metric_tells_the_version(session, upstream, version: str, told: dict) -> None:
+    profile = written({}, info={"version": {"sample": "acme_build_info", "label": "version"}})
+    rig = await over_pages(session, upstream, profile, f'acme_build_info{{version="{version}"}} 1\n')
+    assert rig.lifecycle.info == told
+
+
+async def test_the_share_of_communication_is_that_of_one_source(session, upstream) -> None:
+    metrics = {"step_seconds_total": {"sample": "acme_step_seconds", "labels": {"phase": "decode"}}}
+    rig = await over_pages(session, upstream, written(metrics), "acme_step_seconds 0\n", "acme_step_seconds 30\n")
+    rig.store.count(catalog.COMMUNICATION, ("", "all_reduce"), 0.1, origin="log")
+    rig.store.count(catalog.STEP_SECONDS, ("", "decode"), 0.5, origin="log")
+    assert rig.store.counters[catalog.COMMUNICATION] == {}
+    assert rig.store.counters[catalog.STEP_SECONDS] == {("", "decode"): 30.0}

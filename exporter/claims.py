@@ -34,11 +34,12 @@ class Claims:
     A more exact source takes a signal over at once. A less exact one takes it only when the owner has said
     nothing for 30 s during which the other spoke 20 times (a flag was dropped, a format changed); what it said
     until then is not counted. From a page nothing is taken that way. What a page has told a moment before a log takes
-    over is not taken from the log once more.
+    over is not taken from the log once more; *twice* is how many seconds later the log may be read.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], twice: float = _TWICE_SECONDS) -> None:
         self._clock = clock
+        self._twice = twice
         self._claims: dict[Hashable, _Claim] = {}
         self._orders: dict[Hashable, tuple[Origin, ...]] = {}
 
@@ -64,14 +65,14 @@ class Claims:
         if claim is None:
             claim = self._claims[signal] = _Claim(origin)
         elif claim.owner != origin and self._rank(signal, origin, default) < self._rank(signal, claim.owner, default):
-            owed = claim.told if now - claim.told_at <= _TWICE_SECONDS else 0.0
+            owed = claim.told if now - claim.told_at <= self._twice else 0.0
             claim = self._claims[signal] = _Claim(origin, owed=owed)
         if claim.owner == origin:
             claim.missed = 0
             if claim.owed >= count:
                 claim.owed -= count
                 return False
-            if now - claim.told_at > _TWICE_SECONDS:
+            if now - claim.told_at > self._twice:
                 claim.told, claim.told_at = 0.0, now
             claim.told += count
             return True

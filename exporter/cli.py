@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import errno
 import logging
+import math
 import os
 import re
 import signal
@@ -178,6 +179,8 @@ def doctor(
 
     Takes the settings of run, also while that is running. Exit 1 if a stop line cannot be judged.
     """
+    if math.isnan(seconds):
+        fail(("--seconds must be a number, got nan",))
     config = _load(path, _overrides(**flags))
     set_up_logging(config.logging if flags["level"] else settings.LoggingConfig(level="error"))
     from exporter.doctor.examine import examine

@@ -9,7 +9,7 @@ _FIELD = re.compile(
 _UNITS = (("ms", r"_ms$|_millis(?:econds)?$"), ("us", r"_us$|_micros(?:econds)?$"), ("s", r"_s$|_secs?$|_seconds$"))
 _STEP, _REQUEST = "step_latency_seconds", "request_latency_seconds"
 _ABOUT_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|forward|prefill|decode)\b")
-_MOST = 20
+_MOST, _MOST_FIELDS, _LONGEST = 20, 200, 64
 _DURATIONS: tuple[tuple[str, str, dict[str, str]], ...] = (  # the first that fits the name
     (r"all_?reduce", "communication_seconds_total", {"op": "all_reduce"}),
     (r"all_?gather", "communication_seconds_total", {"op": "all_gather"}),
@@ -44,7 +44,12 @@ def mapping(text: str) -> str:
     lines: dict[str, str] = {}
     for (name, suffix, about_step), count in seen.most_common():
         counts[name] += count
-        if name not in lines and (entry := _entry(name, suffix, about_step)):
+        if (
+            name not in lines
+            and len(lines) < _MOST_FIELDS
+            and len(name) <= _LONGEST
+            and (entry := _entry(name, suffix, about_step))
+        ):
             lines[name] = entry
     if not lines:
         return ""

@@ -64,7 +64,7 @@ class _Recorder(Store):
 
 def is_page(text: str) -> bool:
     """Whether *text* is a metrics page rather than a log."""
-    lines = text.splitlines()[:200]
+    lines = text.split("\n")[:200]
     return bool(names_of(text)) and all(_SAMPLE.match(line) for line in lines)
 
 

@@ -74,7 +74,13 @@ class Sidecar:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
-        self.store = Store(factor=config.histograms.factor, cap=config.labels.max_values, clock=clock, wall=wall)
+        self.store = Store(
+            factor=config.histograms.factor,
+            cap=config.labels.max_values,
+            lag=config.log.interval,
+            clock=clock,
+            wall=wall,
+        )
         self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []

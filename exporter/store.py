@@ -38,8 +38,8 @@ class Buckets:
 class Store:
     """Readings are replaced whole; counters and histograms only grow, fed by what sources tell.
 
-    Used from the event loop only. *cap* is the number of values one label of one family may have; further
-    values become ``other`` and are counted.
+    Used from the event loop only. *cap* is the number of values one label of one family may have; further values
+    become ``other`` and are counted. *lag* is how many seconds later than a page a log may be read.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class Store:
         *,
         factor: float = 1.15,
         cap: int = 64,
+        lag: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.claims = Claims(clock)
+        self.claims = Claims(clock, lag + 0.4)
         self.wall = wall
         self.counters: dict[Family, dict[Labels, float]] = defaultdict(dict)
         self.histograms: dict[Family, dict[Labels, Buckets]] = defaultdict(dict)

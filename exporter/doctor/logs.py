@@ -32,6 +32,11 @@ def matched(sidecar: Sidecar, *sources: str) -> Counter[str]:
     return Counter({pattern: int(n) for (source, pattern), n in told if n and source in sources})
 
 
+def understood(sidecar: Sidecar) -> bool:
+    """Whether any log has a line that a pattern knows, so that it is the engine's."""
+    return bool(matched(sidecar, *(source.source for source in sidecar.logs)))
+
+
 def _log(sidecar: Sidecar, source: LogSource, grown: int, seconds: float) -> Iterator[Finding]:
     name, store = shown(source.source), sidecar.store
     reading = store.readings.get(source.source)

@@ -33,12 +33,14 @@ def _errors(sidecar: Sidecar) -> Verdict:
     known, page = sidecar.profile, engine.page(sidecar)
     rules = known.page_rules().get(catalog.ERRORS.short, ()) if known else ()
     counted = page is not None and any(page.has(name) for rule in rules for name in rule.names)
-    if logs.readable(sidecar) and sidecar.lifecycle.engine:
+    if logs.readable(sidecar) and sidecar.lifecycle.engine and logs.understood(sidecar):
         return Verdict("errors", True, "from the log and the page" if counted else "from the log")
     if counted:
         return Verdict("errors", True, "from the page alone, which has answers with 5xx and no crash")
-    if logs.readable(sidecar):
+    if logs.readable(sidecar) and not sidecar.lifecycle.engine:
         return Verdict("errors", False, "it is not known which engine writes the log")
+    if logs.readable(sidecar):
+        return Verdict("errors", False, "no line of the log is understood, so it may be that of something else")
     return Verdict("errors", False, _neither(sidecar, "of errors"))
 
 

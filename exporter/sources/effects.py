@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from exporter.catalog import Family
 from exporter.engines.profile import GROUP, Signal
@@ -10,7 +11,7 @@ from exporter.signals import Labels, Origin, Sample
 from exporter.sources.peel import NO_RANKS
 from exporter.store import Store
 
-_MAX_GAUGES = 256
+_MAX_GAUGES = 4096
 _BEYOND = 1e18  # of any unit; more than an engine can do, and sums of it stay numbers
 _LONGEST = 86400.0  # seconds
 _HEAVIEST = 1_000_000  # observations one line can stand for
@@ -72,7 +73,7 @@ class Effects:
         if signal.total:
             value = self._increase(signal, rank_of(match, ranks), value)
         if fact:
-            if family.kind == "gauge" and len(self._facts) < _MAX_GAUGES:
+            if family.kind == "gauge" and _has_room(self._facts, (family, labels)):
                 self._facts[family, labels] = value
         elif weight:
             self._lifecycle.worked(finished=family.kind != "gauge")
@@ -80,7 +81,7 @@ class Effects:
                 self._store.observe(family, labels, value, int(weight), origin=self._origin)
             elif family.kind == "counter":
                 self._store.count(family, labels, value * weight, origin=self._origin)
-            elif len(self._gauges) < _MAX_GAUGES:
+            elif _has_room(self._gauges, (family, labels)):
                 self._gauges[family, labels] = (value, self._clock())
 
     def expire(self, seconds: float) -> None:
@@ -95,9 +96,11 @@ class Effects:
 
     def _increase(self, signal: Signal, rank: str, total: float) -> float:
         """What a total grew by; the first one told counts whole if the engine's start was seen."""
-        last = self._totals.get((signal, rank), 0.0 if self._fresh else total)
-        if len(self._totals) < _MAX_GAUGES:
-            self._totals[signal, rank] = total
+        key = (signal, rank)
+        if not _has_room(self._totals, key):
+            return 0.0
+        last = self._totals.get(key, 0.0 if self._fresh else total)
+        self._totals[key] = total
         return total - last if total >= last else total
 
     def _labels(self, signal: Signal, match: re.Match[str] | None, ranks: Mapping[str, str]) -> Labels | None:
@@ -119,15 +122,19 @@ class Effects:
                 value = model
             elif "$" in value:
                 fixed, value = False, _filled(value, match, ranks)
-            if not fixed and label == "rank" and value.isdecimal():
-                value = str(int(value))
             if not (value == model or LABEL.fullmatch(value)):
                 return None
+            if not fixed and label == "rank" and value.isdecimal():
+                value = str(int(value))
             values.append(value)
         labels = tuple(values)
         if fixed:
             self._known[signal] = labels
         return labels
+
+
+def _has_room(known: Mapping[Any, object], key: object) -> bool:
+    return key in known or len(known) < _MAX_GAUGES
 
 
 def rank_of(match: re.Match[str] | None, ranks: Mapping[str, str]) -> str:

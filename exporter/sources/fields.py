@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from exporter.engines.profile import UNITS, Signal
 from exporter.sources.peel import Record
 
-_NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _UNIT = r"(?:\s?(ms|us|µs|μs|ns|s|%)(?![\w/%]))?"
 _QUANTITY = re.compile(rf"({_NUMBER}){_UNIT}")
 # a quote that is never closed takes the rest of the line with it, so that no line is gone through twice

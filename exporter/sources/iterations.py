@@ -77,5 +77,5 @@ class IterationSource:
         text, _ = await self._server.get(profile.iterations_path)
         try:
             return msgspec.json.decode(text, type=list[dict[str, Any]])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Unreadable("not_iterations", str(error)) from None

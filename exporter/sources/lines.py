@@ -71,6 +71,7 @@ class Lines:
         self._echo_at = 0.0
         self._echo_failures = 0
         self._history = False
+        self._shaped = False
         self._now = clock()
         self.use(profile)
 
@@ -175,6 +176,7 @@ class Lines:
         record = peel(line, self._shapes)
         if self._echo is not None and self._echoing(self._echo, record):
             return
+        self._shaped |= record.shaped
         if record.shaped and record.process not in self._processes and len(self._processes) < _MAX_PROCESSES:
             self._processes.add(record.process)
         tried = understood = False
@@ -230,6 +232,8 @@ class Lines:
             return False
         if self._history and not (pattern.startup or pattern.phase):
             return True
+        if pattern.phase == "stopping" and not record.shaped and self._shaped:
+            return False  # whoever writes a line of their own into the log must not silence it
         if pattern.phase:
             self._enter(pattern.phase)
         for label, group in pattern.info.items():

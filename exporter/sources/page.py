@@ -21,6 +21,7 @@ _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)")
 _SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
 _GROWING = ("_total", "_bucket", "_count")
 _BEYOND = 1e18
+_ROUNDING = 1e-9
 _MOST_REMEMBERED = 200_000  # series; more than any engine has, and what a page that churns labels may cost
 _RESTART_SECONDS = 0.5  # a start time that differs by less is the same start, told anew
 START_TIME = "process_start_time_seconds"
@@ -51,12 +52,12 @@ class Page:
 
     @property
     def started_at(self) -> float | None:
-        return next(iter(self.samples.get(START_TIME, {}).values()), None)
+        return min(self.samples.get(START_TIME, {}).values(), default=None)
 
 
 def names_of(text: str) -> set[str]:
     """The names of the samples and announcements of a page, as they stand there."""
-    return {match[1] for line in text.splitlines() if (match := _NAME.match(line))}
+    return {match[1] for line in text.split("\n") if (match := _NAME.match(line))}
 
 
 class PageReader:
@@ -80,7 +81,7 @@ class PageReader:
     def read(self, text: str, *, openmetrics: bool = False) -> Page:
         """*text* as a page. Raises NotAPage if it holds no sample and no announcement at all."""
         page, groups = Page(size=len(text)), defaultdict[str, list[str]](list)
-        for line in text.splitlines():
+        for line in text.split("\n"):
             match = _NAME.match(line)
             if match is None:
                 continue
@@ -126,7 +127,11 @@ class PageReader:
                 name = sample.name
                 if name not in printed:  # the parser adds _total to counters that an engine shows without it
                     name = name.removesuffix("_total")
-                if family.type == "counter" or name.endswith(_GROWING) or name in self._counters:
+                if (
+                    family.type == "counter"
+                    or name in self._counters
+                    or (family.type != "gauge" and name.endswith(_GROWING))
+                ):
                     page.growing.add(name)
                 labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in self._mirrors))
                 series = page.samples[name]
@@ -172,6 +177,8 @@ class Increases:
     def of(self, key: Key, value: float) -> float:
         """What the counter *key* grew by, 0 on the first page."""
         grown = value - self._reference(key, value)
+        if grown < 0 and -grown <= _ROUNDING * value:
+            return 0.0
         return grown if grown >= 0 else value
 
     def window(self, group: Mapping[str, Iterable[tuple[Key, float]]]) -> Window | None:
@@ -185,7 +192,7 @@ class Increases:
             return None
         if not buckets:  # a summary, or a histogram without its buckets: one bucket for all
             buckets = [(math.inf, key, value) for key, value in group.get("_count", ())]
-        if not buckets or not math.isinf(buckets[-1][0]):
+        if not buckets or not math.isinf(buckets[-1][0]) or not group.get("_sum"):
             return None
         _, everything, count = buckets[-1]
         anew = count < self._reference(everything, count)  # the count of all fell: the series was born anew

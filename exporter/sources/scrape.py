@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+import re
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 from exporter import catalog, refine
 from exporter.catalog import Family
@@ -25,7 +27,18 @@ _ELSEWHERE_EVERY = 30.0
 _ELSEWHERE = ("http_404", "not_metrics", "not_recognised")
 _LARGE = 1 << 18
 _RANKS = 1024
+_OWED_POLLS = 4
 _MAX_LABEL = 128
+_BEYOND = 1e18
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
+
+
+@dataclass(slots=True)
+class _Flow:
+    """Requests on their way through the engine: *excess* is how many were too many at the last poll."""
+
+    admitted: float = 0.0
+    excess: float = 0.0
 
 
 class ScrapeSource:
@@ -59,6 +72,7 @@ class ScrapeSource:
         self._health_at = -_HEALTH_EVERY
         self._elsewhere_at = -_ELSEWHERE_EVERY
         self._path = ""
+        self._spared: set[str] = set()
         self._models_served: set[str] = set()
         self._seen: dict[str, set[str]] = defaultdict(set)
         self._state = "-"
@@ -69,10 +83,12 @@ class ScrapeSource:
         """Read the page by *profile* from here on."""
         if profile is not self._profile:
             self._profile = profile
+            self._spared |= {profile.iterations_path} - {""}
             self._reader = PageReader(profile)
             self._increases = Increases()
-            self._owed: dict[tuple[Family, Labels], float] = defaultdict(float)
-            self._admitted: dict[tuple[Family, Labels], float] = defaultdict(float)
+            self._owed: dict[tuple[Family, Labels], deque[float]] = defaultdict(lambda: deque(maxlen=_OWED_POLLS))
+            self._flows: dict[tuple[Family, Labels], _Flow] = defaultdict(_Flow)
+            self._had: set[str] = set()
             for name, order in profile.order.items():
                 family, _, of = name.partition(".")
                 signal = catalog.BY_SHORT[family]
@@ -131,7 +147,7 @@ class ScrapeSource:
                 raise
             self._elsewhere_at = self._clock()
             for path in profiles.metrics_paths():
-                if path != usual:
+                if path not in (usual, *self._spared):
                     with contextlib.suppress(Unreadable):
                         page = await self._page_at(path)
                         self._path = path
@@ -140,6 +156,10 @@ class ScrapeSource:
 
     async def _page_at(self, path: str) -> Page:
         text, openmetrics = await self._server.get(path)
+        if text[:64].lstrip().startswith("["):  # TensorRT-LLM's records, which are gone once they are read
+            self._spared.add(path)
+            self._path = next((p for p in profiles.metrics_paths() if p not in self._spared), path)
+            raise Unreadable("not_metrics", "the answer is a list of iterations")
         if self._profile is None:
             self.use(self._find(text))
             self._recognised(self._in_use)
@@ -193,7 +213,7 @@ class ScrapeSource:
         models = self._models(page)
         if increases.restarted or (self._models_served and self._models_served.isdisjoint(models)):
             self._owed.clear()
-            self._admitted.clear()
+            self._flows.clear()
             log.info("engine restarted: url=%s", self._server.url)
             self._store.keep_models(models)
         self._models_served = set(models) - {""}
@@ -216,6 +236,8 @@ class ScrapeSource:
                         for model in models if models != [""] or not profile.labels.model else ():
                             self._store.create(family, self._labels(family, rule, {}, model), origin="metrics")
                     continue
+                if family.kind == "counter" and name not in page.samples and name + "_total" in page.samples:
+                    name += "_total"
                 if page.dropped[name]:
                     self._store.drop(family, page.dropped[name])
                 if family.kind == "gauge":
@@ -246,7 +268,7 @@ class ScrapeSource:
         if self._model:
             return [self._model]
         if found:
-            self._lifecycle.info["model"] = next(iter(found))
+            self._lifecycle.info["model"] = self._bounded("model", next(iter(found)), self._store.cap)
         return list(found)[: self._store.cap] or [self._lifecycle.info.get("model", "")]
 
     def _labels(self, family: Family, rule: PageRule, native: dict[str, str], model: str) -> Labels:
@@ -305,32 +327,47 @@ class ScrapeSource:
             grown = self._gone(page, family, rule, model, {k: grown[k] - less[k] for k in grown})
             less.clear()
         for labels, amount in grown.items():
-            self._owed[family, labels] += less[labels]
-            taken = min(amount, self._owed[family, labels])  # what is told twice need not be told in the same poll
-            self._owed[family, labels] -= taken
+            taken = self._taken(self._owed[family, labels], less[labels], amount)
             if amount > taken and not told:
                 self._store.count(family, labels, (amount - taken) * rule.scale, origin="metrics")
         return moved
+
+    @staticmethod
+    def _taken(owed: deque[float], more: float, amount: float) -> float:
+        """How much of *amount* another family counts already: what is told twice need not be told in the same poll."""
+        owed.append(more)
+        taken = 0.0
+        for n, each in enumerate(owed):
+            part = min(each, amount - taken)
+            owed[n] -= part
+            taken += part
+        return taken
 
     def _gone(
         self, page: Page, family: Family, rule: PageRule, model: str, net: dict[Labels, float]
     ) -> dict[Labels, float]:
         """How many were admitted (*net* of those that finished) and are not open any more; never too many.
 
-        Those that were open at the first poll are not known to have been admitted, until nothing is open.
+        Two polls must show it, for a gauge may lag behind the counters. Those that were open at the first poll are not
+        known to have been admitted, until nothing is open. Where something of it is not there, nothing is known.
         """
+        present = {name for name in (*rule.open, *rule.less) if page.samples.get(name)}
+        whole = not (page.dropped.keys() | self._had - present) & {*rule.open, *rule.less}
+        self._had |= present
         still: dict[Labels, float] = defaultdict(float)
         for gauge in rule.open:
             for native, _, value in _matching(page, gauge, PageRule(gauge)):
                 still[self._labels(family, rule, native, model)] += value
         gone = {}
         for labels, amount in net.items():
-            key = (family, labels)
-            self._admitted[key] += amount
-            gone[labels] = max(0.0, self._admitted[key] - still[labels])
-            self._admitted[key] -= gone[labels]
-            if not still[labels]:
-                self._admitted[key] = 0.0
+            flow = self._flows[family, labels]
+            flow.admitted += amount
+            excess = max(0.0, flow.admitted - still[labels]) if whole else 0.0
+            gone[labels] = min(excess, flow.excess)
+            flow.admitted -= gone[labels]
+            flow.excess = excess - gone[labels]
+            if whole and not still[labels] and not flow.excess:
+                flow.admitted = 0.0
         return gone
 
     def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
@@ -393,11 +430,10 @@ def _gauge_value(page: Page, rule: PageRule, native: dict[str, str], key: Key, n
     if value is None:
         return None
     off = next((less for name in rule.less if (less := other(name)) is not None), 0.0)
-    return rule.scale * (value - off)
+    told = rule.scale * (value - off)
+    return told if abs(told) < _BEYOND else -1.0
 
 
 def _label_number(native: dict[str, str], label: str) -> float | None:
-    try:
-        return float(native.get(label, ""))
-    except ValueError:
-        return None
+    text = native.get(label, "")
+    return float(text) if _NUMBER.fullmatch(text) else None

@@ -686,5 +686,5 @@ async def test_a_source_that_fails_through_a_bug_is_not_taken_for_a_finding(monk
 async def test_what_a_stranger_wrote_cannot_move_the_cursor_nor_fill_the_screen() -> None:
     model = "\x1b]0;title\x07\x1b[2J" + "m" * 5000
     said = await page_of(Engine(f'vllm:num_requests_running{{model_name="{model}"}} 1\n'))
-    assert f"  ok       model ·]0;title··[2J{'m' * 85}…\n" in said
+    assert "  ok       model other\n" in said
     assert all(c.isprintable() or c == "\n" for c in said)

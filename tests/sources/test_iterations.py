@@ -84,6 +84,8 @@ async def test_each_record_is_a_step_of_its_phase_and_the_last_tells_what_is_goi
         ('{"iter": 1}', 200, "trtllm", "not_iterations"),
         ("[1, 2]", 200, "trtllm", "not_iterations"),
         ("", 200, "trtllm", "not_iterations"),
+        ('[{"a":' + "[" * 5000, 200, "trtllm", "not_iterations"),
+        ('[{"a":' + "[" * 5000 + "]" * 5000 + "}]", 200, "trtllm", "not_iterations"),
         ("[]", 404, "trtllm", "http_404"),
         ("[]", 200, "vllm", "no_iterations"),
         ("[]", 200, None, "no_iterations"),

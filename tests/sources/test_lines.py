@@ -339,6 +339,22 @@ def test_gauges_without_a_rank_of_their_own_are_the_data_parallel_ranks() -> Non
     assert reader.told() == {f"requests_running{{model=,rank={rank}}}": n for rank, n in ((0, 3), (1, 5), (2, 7))}
 
 
+@pytest.mark.parametrize("digits", [7, 100, 5000])
+def test_a_rank_of_any_length_ends_nothing(digits: int) -> None:
+    rank = "7" * digits
+    told = Reader(ACME).feed(f"[DP{rank}] load 3\nRANK {rank} finished 3\n[TP{rank}] weights 2 GiB\n").told()
+    assert set(told.values()) <= ({3.0, 2.0**31, 1.0} if digits == 7 else {1.0, 2.0})
+
+
+def test_a_hundred_and_thirty_ranks_count_each_once_and_none_is_stale() -> None:
+    reader = Reader(ACME)
+    for turn in range(20):
+        reader.feed("".join(f"[DP{rank}] RANK {rank} finished {turn}\n[DP{rank}] load {turn}\n" for rank in range(130)))
+    told = reader.told()
+    assert told["requests_total{model=,outcome=ok}"] == 130 * 19
+    assert {told[f"requests_running{{model=,rank={rank}}}"] for rank in range(130)} == {19}
+
+
 @pytest.mark.parametrize(("times", "balance"), [("1.25", {0.8}), ("0", set()), ("nan", set()), ("-2", set())])
 def test_one_over_a_number(times: str, balance: set[float]) -> None:
     told = Reader(ACME).feed(f"[] busiest {times} times the mean").told()

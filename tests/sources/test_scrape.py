@@ -514,12 +514,13 @@ def flow(first: int, done: int, running: int, waiting: int) -> str:
         ([(9, 1, 3, 4), (9, 4, 0, 4), (13, 8, 0, 0)], 0),  # what was open at the first poll is not counted
         ([(9, 1, 3, 0), (9, 4, 0, 0), (12, 5, 2, 0), (12, 6, 1, 0), (12, 6, 0, 0)], 1),
         ([(5, 0, 5, 0), (2, 0, 2, 0), (2, 2, 0, 0)], 0),  # what a restart ended did not go away by itself
+        ([(0, 0, 0, 0), (4, 0, 0, 0), (4, 0, 4, 0), (4, 4, 0, 0)], 0),  # a gauge that is a poll late
     ],
 )
 async def test_who_was_admitted_and_is_neither_finished_nor_open_has_gone_away(
     session, upstream, polls, aborted
 ) -> None:
-    rig = await over_pages(session, upstream, written(GONE), *(flow(*poll) for poll in polls))
+    rig = await over_pages(session, upstream, written(GONE), *(flow(*poll) for poll in (*polls, polls[-1])))
     assert rig.store.counters[catalog.REQUESTS] == {("", "aborted"): aborted}
 
 
@@ -534,7 +535,7 @@ def test_who_went_away_is_never_overcounted_and_exact_once_nothing_was_open(star
     source = ScrapeSource(None, profile, store, Lifecycle(has_page=True), tick=never, clock=clock)
     waiting, running, done = start
     first, gone, since_idle, idle = running + done, 0, 0, False
-    for event in ("poll", *events, *["first", "finish"] * 80, "poll"):
+    for event in ("poll", *events, *["first", "finish"] * 80, "poll", "poll"):
         if event == "arrive":
             waiting += 1
         elif event == "first" and waiting:
@@ -549,6 +550,73 @@ def test_who_went_away_is_never_overcounted_and_exact_once_nothing_was_open(star
             assert told <= gone
             idle |= not running + waiting
     assert told >= since_idle
+
+
+@pytest.mark.parametrize("gauge", ["", "acme_running NaN\n", "acme_running{ 5\n"])
+async def test_a_gauge_that_is_not_there_for_a_poll_makes_nobody_go_away(session, upstream, gauge: str) -> None:
+    busy = flow(5, 0, 5, 0)
+    without = busy.replace("acme_running 5\n", gauge)
+    pages = (flow(0, 0, 0, 0), busy, without, without, busy, flow(5, 5, 0, 0), flow(5, 5, 0, 0))
+    rig = await over_pages(session, upstream, written(GONE), *pages)
+    assert rig.store.counters[catalog.REQUESTS] == {("", "aborted"): 0}
+
+
+async def test_what_is_told_twice_is_owed_for_a_few_polls_only(session, upstream) -> None:
+    rule = {"sample": "acme_all", "less": ["acme_left"], "labels": {"outcome": "ok"}}
+    pages = [
+        f"acme_all {done}\nacme_left {left}\n"
+        for done, left in ((0, 0), (0, 4), (1, 4), (1, 4), (1, 4), (1, 4), (5, 4))
+    ]
+    rig = await over_pages(session, upstream, written({"requests_total": rule}), *pages)
+    assert rig.store.counters[catalog.REQUESTS] == {("", "ok"): 4.0}
+
+
+async def test_a_gauge_is_no_counter_whatever_its_name_ends_in(session, upstream) -> None:
+    metrics = {
+        "requests_running": {"sample": "acme_running_count"},
+        "requests_total": {"sample": "acme_done", "labels": {"outcome": "ok"}},
+    }
+    pages = (
+        f"# TYPE acme_running_count gauge\nacme_running_count {n}\nacme_done {done}\n"
+        for n, done in ((9, 1000), (0, 1002))
+    )
+    rig = await over_pages(session, upstream, written(metrics), *pages)
+    assert rig.store.counters[catalog.REQUESTS] == {("", "ok"): 2.0}
+
+
+async def test_a_counter_that_its_page_calls_total_may_be_named_without(session, upstream) -> None:
+    pages = (f"# TYPE acme_evicted_total counter\nacme_evicted_total {n}\n" for n in (1, 3))
+    rig = await over_pages(session, upstream, written({"preemptions_total": {"sample": "acme_evicted"}}), *pages)
+    assert rig.store.counters[catalog.PREEMPTIONS] == {("",): 2.0}
+
+
+async def test_a_histogram_whose_sum_is_no_number_is_dropped_and_counted(session, upstream) -> None:
+    rule = {"sample": "acme_wait"}
+    pages = (
+        f'acme_wait_bucket{{le="+Inf"}} {n}\nacme_wait_count {n}\nacme_wait_sum {total}\n'
+        for n, total in ((0, 0), (5, "NaN"))
+    )
+    rig = await over_pages(session, upstream, written({"request_queue_wait_seconds": rule}), *pages)
+    assert rig.store.histograms[catalog.QUEUE_WAIT]["", "metrics"].cumulative()[-1] == 0
+    assert rig.store.counters[catalog.SERIES_DROPPED]["stopline_request_queue_wait_seconds",] >= 1
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x0c", "\x1c"])
+async def test_only_a_newline_ends_a_sample(session, upstream, odd: str) -> None:
+    metrics = {"requests_waiting": {"sample": "acme_waiting"}, "requests_running": {"sample": "acme_running"}}
+    page = f'acme_running{{name="x{odd}acme_waiting 4242{odd}y"}} 1\n'
+    rig = await over_pages(session, upstream, written(metrics), page)
+    assert rig.gauge(catalog.WAITING) == {}
+    assert sum(rig.gauge(catalog.RUNNING).values()) == 1
+
+
+async def test_records_that_are_gone_once_read_are_not_read_again_unasked(session, upstream) -> None:
+    upstream.page = '[{"iter": 1}]'
+    rig = await Rig(session, upstream.url, profile=None).once()
+    for _ in range(40):
+        await rig.once()
+    assert [request.path for request in upstream.asked].count("/metrics") == 1
+    assert not rig.reading.ok
 
 
 async def test_a_page_at_another_engines_path_is_found_and_kept(session, upstream) -> None:

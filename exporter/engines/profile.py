@@ -156,10 +156,14 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Echo:
-    """A line that repeats what a client sent. It is never an error; nor is what follows until *ends* matches."""
+    """A line that repeats what a client sent. It is never an error; nor is what follows until *ends* matches.
+
+    With *spares_errors* a record at level error is none: it failed, and says of what request.
+    """
 
     regex: re.Pattern[str]
     ends: re.Pattern[str]
+    spares_errors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

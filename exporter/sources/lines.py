@@ -182,7 +182,7 @@ class Lines:
         tried = understood = False
         for rule in rules if len(rules) == 1 else dict.fromkeys(rules):
             if isinstance(rule, Echo):
-                if rule.regex.match(record.text):
+                if not (rule.spares_errors and record.level == ERROR) and rule.regex.match(record.text):
                     self._begin_echo(rule, record)
                     return
             elif isinstance(rule, Pattern):

@@ -186,14 +186,14 @@ KV_BYTES = _family(
 COMMUNICATION = _family(
     "communication_seconds_total",
     "counter",
-    "Time of steps spent in collective operations, from log fields that tell it.",
+    "Time spent in collective operations, or waiting for them, where the log or the page tells it.",
     "model",
     "op",
 )
 STEP_SECONDS = _family(
     "step_seconds_total",
     "counter",
-    "Time spent in steps, from the lines that tell single steps.",
+    "Time spent in steps, where the log or the page tells it; from the same source as the time of communication.",
     "model",
     "phase",
     phase=("prefill", "decode", "mixed"),

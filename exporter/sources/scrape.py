@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 
 from exporter import catalog, refine
 from exporter.catalog import Family
@@ -15,6 +14,7 @@ from exporter.engines.profile import PageRule, Profile
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
 from exporter.sources.fetch import Server, Unreadable
+from exporter.sources.flows import Flow, Owed, Presence
 from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of, totals
 from exporter.store import OTHER, Store
 
@@ -27,18 +27,9 @@ _ELSEWHERE_EVERY = 30.0
 _ELSEWHERE = ("http_404", "not_metrics", "not_recognised")
 _LARGE = 1 << 18
 _RANKS = 1024
-_OWED_POLLS = 4
 _MAX_LABEL = 128
 _BEYOND = 1e18
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
-
-
-@dataclass(slots=True)
-class _Flow:
-    """Requests on their way through the engine: *excess* is how many were too many at the last poll."""
-
-    admitted: float = 0.0
-    excess: float = 0.0
 
 
 class ScrapeSource:
@@ -86,9 +77,9 @@ class ScrapeSource:
             self._spared |= {profile.iterations_path} - {""}
             self._reader = PageReader(profile)
             self._increases = Increases()
-            self._owed: dict[tuple[Family, Labels], deque[float]] = defaultdict(lambda: deque(maxlen=_OWED_POLLS))
-            self._flows: dict[tuple[Family, Labels], _Flow] = defaultdict(_Flow)
-            self._had: set[str] = set()
+            self._owed: dict[tuple[int, Labels], Owed] = defaultdict(Owed)
+            self._flows: dict[tuple[int, Labels], Flow] = defaultdict(Flow)
+            self._presence = Presence()
             for name, order in profile.order.items():
                 family, _, of = name.partition(".")
                 signal = catalog.BY_SHORT[family]
@@ -324,51 +315,27 @@ class ScrapeSource:
             for native, key, value in _matching(page, other, PageRule(other)):
                 less[self._labels(family, rule, native, model)] += self._increases.of(key, value)
         if rule.open:
-            grown = self._gone(page, family, rule, model, {k: grown[k] - less[k] for k in grown})
-            less.clear()
+            self._gone(page, family, rule, model, {k: grown[k] - less[k] for k in grown}, told=told)
+            return moved
         for labels, amount in grown.items():
-            taken = self._taken(self._owed[family, labels], less[labels], amount)
-            if amount > taken and not told:
-                self._store.count(family, labels, (amount - taken) * rule.scale, origin="metrics")
+            amount -= self._owed[id(rule), labels].off(less[labels], amount)
+            if amount > 0 and not told:
+                self._store.count(family, labels, amount * rule.scale, origin="metrics")
         return moved
 
-    @staticmethod
-    def _taken(owed: deque[float], more: float, amount: float) -> float:
-        """How much of *amount* another family counts already: what is told twice need not be told in the same poll."""
-        owed.append(more)
-        taken = 0.0
-        for n, each in enumerate(owed):
-            part = min(each, amount - taken)
-            owed[n] -= part
-            taken += part
-        return taken
-
     def _gone(
-        self, page: Page, family: Family, rule: PageRule, model: str, net: dict[Labels, float]
-    ) -> dict[Labels, float]:
-        """How many were admitted (*net* of those that finished) and are not open any more; never too many.
-
-        Two polls must show it, for a gauge may lag behind the counters. Those that were open at the first poll are not
-        known to have been admitted, until nothing is open. Where something of it is not there, nothing is known.
-        """
-        present = {name for name in (*rule.open, *rule.less) if page.samples.get(name)}
-        whole = not (page.dropped.keys() | self._had - present) & {*rule.open, *rule.less}
-        self._had |= present
+        self, page: Page, family: Family, rule: PageRule, model: str, net: dict[Labels, float], *, told: bool
+    ) -> None:
+        """Count who was admitted (*net* of those that finished) and is not open any more."""
+        whole = self._presence.whole(page, (*rule.open, *rule.less))
         still: dict[Labels, float] = defaultdict(float)
         for gauge in rule.open:
             for native, _, value in _matching(page, gauge, PageRule(gauge)):
                 still[self._labels(family, rule, native, model)] += value
-        gone = {}
         for labels, amount in net.items():
-            flow = self._flows[family, labels]
-            flow.admitted += amount
-            excess = max(0.0, flow.admitted - still[labels]) if whole else 0.0
-            gone[labels] = min(excess, flow.excess)
-            flow.admitted -= gone[labels]
-            flow.excess = excess - gone[labels]
-            if whole and not still[labels] and not flow.excess:
-                flow.admitted = 0.0
-        return gone
+            gone = self._flows[id(rule), labels].gone(amount, still[labels] if whole else None)
+            if gone and not told:
+                self._store.count(family, labels, gone * rule.scale, origin="metrics")
 
     def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
         """Observe what came; not if *told*: until now another source observed the same."""

@@ -114,15 +114,13 @@ def p50(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def agree(median: float, values: list[float], *, apart: float = 0.0, low: int = 45) -> bool:
-    """Whether *median* is that of *values* within 10 % (or *apart*): between their percentiles *low* and 55.
+def agree(median: float, values: list[float], *, apart: float = 0.0) -> bool:
+    """Whether *median* is that of *values* within 10 % (or *apart*), give or take five ranks in a hundred.
 
     Requests of equal length run in lockstep: their times come in clusters, and the median jumps between two.
-    Where what the client saw can only be too late, *low* is lower.
     """
     ranks = statistics.quantiles(values, n=20)
-    lowest, highest = ranks[low // 5 - 1], ranks[10]
-    return min(0.9 * lowest, lowest - apart) <= median <= max(1.1 * highest, highest + apart)
+    return min(0.9 * ranks[8], ranks[8] - apart) <= median <= max(1.1 * ranks[10], ranks[10] + apart)
 
 
 async def drive(url: str, model: str, watch=None, **options) -> list[Seen]:

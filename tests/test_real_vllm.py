@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from load import Seen, agree, closed_loop, p50
+from load import Seen, closed_loop, p50
 from realengine import ENGINES, Page, Server, Watcher, free_port, until
 
 sys.path.insert(0, str(ENGINES))
@@ -23,6 +23,7 @@ from install import ensure
 pytestmark = pytest.mark.engine
 
 SLOTS = 8
+TOKENS = 32
 LEVELS = ((1, 16), (4, 40), (16, 80), (32, 96))
 ATTEMPTS = 4  # one of them in a quiet moment: on two shared cores the client is starved at times
 ENVIRONMENT = {
@@ -82,7 +83,7 @@ def traced(server: Server, otlp_port: int, tmp_path_factory):
 
 
 def drive(watcher: Watcher, server: Server, concurrency: int, requests: int):
-    return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=10, tokens=32)
+    return watcher.drive(server.url, "hy3", concurrency=concurrency, requests=requests, words=10, tokens=TOKENS)
 
 
 def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(
@@ -153,8 +154,8 @@ def off_the_traces(
             exact = page.quantile(q, name, traced[0], source="trace")
             told = refined[1].quantile(q, name, refined[0], source="metrics")
             print(f"c={concurrency:2}: P{100 * q:.0f} {name} {exact:.4f} s by traces, {told:.4f} s from buckets")
-            if q == 0.99 and exact > 0.01 and not 0.8 < told / exact < 1.2:
-                off.append(f"P99 {name}")
+            if exact > 0.01 and not 0.8 < told / exact < 1.2:
+                off.append(f"P{100 * q:.0f} {name}")
     return off
 
 
@@ -173,18 +174,19 @@ def check_counts(seen: list[Seen], before: Page, page: Page) -> None:
 def disagreements(
     concurrency: int, seen: list[Seen], most: dict[str, float], before: Page, page: Page, gap: float
 ) -> list[str]:
-    """Which gauges and times differ from what the client saw; on a busy machine the client itself is late."""
+    """Which gauges and times cannot be, beside what the client saw; how exact they are, the traces tell.
+
+    At times the server holds a whole answer back and sends its chunks at once: what the client saw is never earlier
+    than what the engine did, and may be later by any amount.
+    """
 
     def median(name: str, **labels: str) -> float:
         return page.quantile(0.5, name, before, **labels)
 
     latencies, firsts = [s.latency for s in seen], [s.first_token for s in seen]
     latency, first = median("request_latency_seconds"), median("request_time_to_first_token_seconds")
-    step = median("step_latency_seconds", phase="decode", source="log")
-    # at times the server holds a whole answer back and sends its chunks at once: those pull the mean down
-    client_gaps = [s.between_tokens for s in seen]
-    client_gap = max(statistics.fmean(client_gaps), p50(client_gaps))
-    queue = median("request_queue_wait_seconds")
+    step, queue = median("step_latency_seconds", phase="decode", source="log"), median("request_queue_wait_seconds")
+    client_gap = p50([s.between_tokens for s in seen])
     print(
         f"c={concurrency:2}: P50 latency {latency:.3f} s (client {p50(latencies):.3f}), first token {first * 1000:.1f} ms "
         f"({p50(firsts) * 1000:.1f}), between tokens {gap * 1000:.1f} ms ({client_gap * 1000:.1f}), "
@@ -194,15 +196,12 @@ def disagreements(
         "running": most["requests_running"] == min(concurrency, SLOTS),
         "waiting": most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1),
         "KV cache": 0 < most["kv_cache_usage_ratio"] < 0.1,
-        "latency": agree(latency, latencies),
-        "mean latency": page.mean("request_latency_seconds", before)
-        == pytest.approx(statistics.fmean(latencies), rel=0.1),
-        # HTTP and tokenizing are not the engine's, and an answer that was held back comes late at the client alone
-        "first token": agree(first, firsts, apart=0.08, low=25),
-        "between tokens": gap == pytest.approx(client_gap, rel=0.1, abs=0.003),
-        "step": 0.3 * client_gap < step < 1.1 * client_gap,  # without prefills and scheduling between
-        # the wait is what the first token takes beyond its prefill
-        "queue": 0.5 * p50(firsts) < queue < p50(firsts) if concurrency > SLOTS else queue < 0.1,
+        "latency": 0.4 * p50(latencies) < latency < 1.1 * statistics.quantiles(latencies, n=20)[10],
+        "mean latency": page.mean("request_latency_seconds", before) < 1.1 * statistics.fmean(latencies),
+        "first token": first < 1.1 * statistics.quantiles(firsts, n=20)[10] + 0.02,
+        "between tokens": 0.9 * step < gap < 1.3 * latency / (TOKENS - 1),
+        "step": 0.3 * gap < step < 1.1 * gap,  # without prefills and scheduling between
+        "queue": 0.4 * first < queue < first if concurrency > SLOTS else queue < 0.1,
     }
     return [what for what, right in told.items() if not right]
 

@@ -13,7 +13,6 @@ EXACT_COUNTS: tuple[Origin, ...] = ("metrics", "log", "trace")
 
 _MISSED = 20
 _SILENT_SECONDS = 30.0
-_TWICE_SECONDS = 0.5  # in which a log line is read after a page told the same event
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Claims:
     over is not taken from the log once more; *twice* is how many seconds later the log may be read.
     """
 
-    def __init__(self, clock: Callable[[], float], twice: float = _TWICE_SECONDS) -> None:
+    def __init__(self, clock: Callable[[], float], twice: float) -> None:
         self._clock = clock
         self._twice = twice
         self._claims: dict[Hashable, _Claim] = {}

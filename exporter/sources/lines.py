@@ -240,11 +240,12 @@ class Lines:
             self._lifecycle.tell(label, match[group])
         elapsed = self._pair(pattern, match, record) if pattern.begin or pattern.end else None
         ranks = record.ranks or self._ranks_of(record.process)
-        if not self._spoils(pattern, rank_of(match, ranks)):
+        chained = pattern.spoils or pattern.name in self._spoilt
+        if not (chained and self._spoils(pattern, rank_of(match, ranks))):
             for signal in pattern.signals:
                 value = _value(signal, match, elapsed)
                 if value is not None:
-                    weight = number(_text(signal.weight or "1", match) or "1", "")
+                    weight = number(_text(signal.weight, match) or "1", "") if signal.weight else 1.0
                     self._effects.apply(signal, value, weight, match, ranks=ranks, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))

@@ -72,8 +72,7 @@ class Engine:
 
 @pytest.mark.parametrize(
     ("held", "expected"),
-    [(0, "1"), (0.4, "1"), (1, "1"), (1.05, "1"), (1.5, "2"), (2, "2"), (3, "4"), (4.2, "4"), (5, "8")]
-    + [(1000, "1024"), (1024, "1024"), (1200, "inf"), (1e9, "inf")],
+    [(0, "1"), (0.4, "1"), (1.05, "1"), (1.5, "2"), (2, "2"), (3, "4"), (4.2, "4"), (1024, "1024"), (1200, "inf")],
 )
 def test_a_level_is_the_next_power_of_two(held: float, expected: str) -> None:
     assert level(held) == expected

@@ -261,6 +261,28 @@ GPU_PEAK = _family(
     "Highest use seen in the samples of the last 60 s, so that a peak between two scrapes is not lost.",
     *_GPU,
 )
+GPU_PLATEAU = _family(
+    "gpu_memory_plateau_bytes",
+    "gauge",
+    "Resting use: the median of the first 5 minutes of serving that Stopline saw after the warm-up (60 s and 20 "
+    "requests). Absent until they are over; the same until the engine starts again.",
+    *_GPU,
+)
+GPU_EFFECTIVE = _family(
+    "gpu_memory_effective_headroom_bytes",
+    "gauge",
+    "Free memory of the device and the unused part of the KV cache set aside on it. Where the size of that cache, its "
+    "use or the GPUs it is on are unknown, free memory only.",
+    *_GPU,
+)
+GPU_PART = _family(
+    "gpu_memory_part_bytes",
+    "gauge",
+    "Memory in use by what it holds; the parts add up to it. A part that is not known is absent and in other.",
+    *_GPU,
+    "part",
+    part=("weights", "kv_used", "kv_free", "other"),
+)
 GPU_UTILIZATION = _family(
     "gpu_utilization_ratio",
     "gauge",
@@ -314,6 +336,12 @@ ENGINE_LIMIT = _family(
     "A limit the engine was started with.",
     "name",
     name=_LIMITS,
+)
+ENGINE_PREALLOCATES = _family(
+    "engine_preallocates_memory",
+    "gauge",
+    "1 if the engine takes the memory of its GPUs when it starts, so that high use is normal and growth is not; 0 if "
+    "it takes memory as it needs it. Absent while unknown.",
 )
 ENGINE_INFO = _family(
     "engine_info",

@@ -23,15 +23,18 @@ _NEW: dict[str, Callable[..., Metric]] = {
 class StoreCollector(Collector):
     """The families of the catalog that have samples, in its order, label sets sorted.
 
-    *pinned* gives the pinned baselines that hold while the other gauges are as they are.
+    *derived* are further gauges, each from all that are known.
     """
 
     def __init__(
-        self, store: Store, engine: Lifecycle, pinned: Callable[[Gauges], Iterable[Sample]] = lambda _: ()
+        self,
+        store: Store,
+        engine: Lifecycle,
+        *derived: Callable[[Gauges], Iterable[Sample]],
     ) -> None:
         self._store = store
         self._engine = engine
-        self._pinned = pinned
+        self._derived = derived
         self._les: dict[tuple[float, ...], list[str]] = {}
 
     def describe(self) -> Iterator[Metric]:
@@ -42,8 +45,9 @@ class StoreCollector(Collector):
         gauges = self._store.gauges(up=self._engine.up)
         for family, series in self._about_sources().items():
             gauges.setdefault(family, {}).update(series)
-        for sample in (*self._engine.samples(gauges), *self._pinned(gauges)):
-            gauges.setdefault(sample.family, {})[sample.labels] = sample.value
+        for derive in (self._engine.samples, *self._derived):
+            for sample in derive(gauges):
+                gauges.setdefault(sample.family, {})[sample.labels] = sample.value
         for family in catalog.FAMILIES:
             numbers = gauges.get(family) if family.kind == "gauge" else self._store.counters.get(family)
             histograms = self._store.histograms.get(family)

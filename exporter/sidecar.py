@@ -26,6 +26,7 @@ from exporter.concurrency import Levels
 from exporter.config import Config
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
+from exporter.headroom import Headroom
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Gauges, Sample
 from exporter.sources import iterations, scrape, traces
@@ -106,8 +107,15 @@ class Sidecar:
         else:  # read now, for it takes half a second in which nothing would be answered
             for name in profiles.names():
                 profiles.bundled(name)
+        self.headroom = Headroom(
+            self.store,
+            self.lifecycle,
+            lambda: self.profile,
+            interval=config.gpus.interval,
+            tick=_ticker(config.gpus.interval),
+        )
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(StoreCollector(self.store, self.lifecycle, self._pinned))
+        self.registry.register(StoreCollector(self.store, self.lifecycle, self.headroom.samples, self._pinned))
         ProcessCollector(registry=self.registry)
         self._create_known()
 
@@ -163,7 +171,7 @@ class Sidecar:
     async def watch(self, stop: asyncio.Event, *, extra: Mapping[str, Source] | None = None) -> None:
         """Read the sources until *stop* is set, or until one raises; nothing is served."""
         async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
-            await self._run_sources(self.build(session) | dict(extra or {}), stop)
+            await self._run_sources(self.build(session) | {"headroom": self.headroom} | dict(extra or {}), stop)
 
     def build(self, session: aiohttp.ClientSession) -> dict[str, Source]:
         """The sources that the settings ask for, by name."""

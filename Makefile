@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench packages clean
+.PHONY: run test test-engine lint format bench bench-engine packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -26,6 +26,9 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+bench-engine: $(INSTALLED)
+	$(BIN)/python tests/bench/beside_vllm.py $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py

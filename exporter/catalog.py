@@ -26,6 +26,10 @@ ERROR_KINDS = (  # in order of precedence: a line that fits two kinds is the ear
 OUTCOMES = ("ok", "error", "aborted", "rejected")
 PHASES = ("starting", "loading", "warming", "serving", "stopping", "dead")
 TOKEN_KINDS = ("prompt", "generation")
+LEVELS = (*(str(1 << n) for n in range(11)), "inf")
+"""Of concurrency: requests in the engine, up to so many."""
+SIGNALS = ("request", "time_to_first_token", "queue_wait", "step")
+"""Of which a baseline can be pinned."""
 
 
 @cache
@@ -43,7 +47,8 @@ class Family:
     """One exported family. *name* carries the base unit and, for counters, ``_total``.
 
     *bounds* are the lowest and the highest upper bound of a histogram; what lies between follows from the
-    configured factor. *closed* maps a label to the only values it can have.
+    configured factor, or from its own *factor* if that is larger. *closed* maps a label to the only values it can
+    have.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Family:
     labels: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
     closed: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    factor: float = 1.0
 
     @property
     def short(self) -> str:
@@ -61,7 +67,9 @@ class Family:
 
 _REQUEST = (0.001, 600.0)
 _STEP = (0.0001, 60.0)
+_COARSE = 1.25
 _MODEL_SOURCE = ("model", "source")
+_BY_CONCURRENCY = ("model", "config", "concurrency")
 _GPU = ("gpu", "uuid")
 _DIMENSIONS = ("tensor", "pipeline", "data", "expert")
 _LIMITS = ("max_running_requests", "max_batched_tokens", "max_model_len", "gpu_memory_utilization")
@@ -74,9 +82,10 @@ def _family(
     /,
     *labels: str,
     bounds: tuple[float, float] | None = None,
+    factor: float = 1.0,
     **closed: tuple[str, ...],
 ) -> Family:
-    return Family(PREFIX + name, kind, help, labels, bounds, tuple(closed.items()))
+    return Family(PREFIX + name, kind, help, labels, bounds, tuple(closed.items()), factor)
 
 
 QUEUE_WAIT = _family(
@@ -110,6 +119,16 @@ STEP_LATENCY = _family(
     bounds=_STEP,
     phase=("prefill", "decode", "mixed"),
 )
+LATENCY_BY_CONCURRENCY = _family(
+    "request_latency_by_concurrency_seconds",
+    "histogram",
+    "Latency by the mean number of requests in the engine during the request, up to the power of two that "
+    "concurrency is. Without the warm-up: the first 20 requests and 60 s after each start.",
+    *_BY_CONCURRENCY,
+    bounds=(0.01, 600.0),
+    factor=_COARSE,
+    concurrency=LEVELS,
+)
 REQUESTS = _family(
     "requests_total",
     "counter",
@@ -125,6 +144,20 @@ TOKENS = _family(
     "model",
     "kind",
     kind=TOKEN_KINDS,
+)
+TOKENS_BY_CONCURRENCY = _family(
+    "tokens_by_concurrency_total",
+    "counter",
+    "Tokens of answers generated, by the number of requests in the engine meanwhile.",
+    *_BY_CONCURRENCY,
+    concurrency=LEVELS,
+)
+SECONDS_BY_CONCURRENCY = _family(
+    "seconds_by_concurrency_total",
+    "counter",
+    "Time in which the engine held so many requests; tokens by concurrency over this is its throughput then.",
+    *_BY_CONCURRENCY,
+    concurrency=LEVELS,
 )
 PREEMPTIONS = _family(
     "preemptions_total",
@@ -228,6 +261,28 @@ GPU_PEAK = _family(
     "Highest use seen in the samples of the last 60 s, so that a peak between two scrapes is not lost.",
     *_GPU,
 )
+GPU_PLATEAU = _family(
+    "gpu_memory_plateau_bytes",
+    "gauge",
+    "Resting use: the median of the first 5 minutes of serving that Stopline saw after the warm-up (60 s and 20 "
+    "requests). Absent until they are over; the same until the engine starts again.",
+    *_GPU,
+)
+GPU_EFFECTIVE = _family(
+    "gpu_memory_effective_headroom_bytes",
+    "gauge",
+    "Free memory of the device and the unused part of the KV cache set aside on it. Where the size of that cache, its "
+    "use or the GPUs it is on are unknown, free memory only.",
+    *_GPU,
+)
+GPU_PART = _family(
+    "gpu_memory_part_bytes",
+    "gauge",
+    "Memory in use by what it holds; the parts add up to it. A part that is not known is absent and in other.",
+    *_GPU,
+    "part",
+    part=("weights", "kv_used", "kv_free", "other"),
+)
 GPU_UTILIZATION = _family(
     "gpu_utilization_ratio",
     "gauge",
@@ -282,6 +337,12 @@ ENGINE_LIMIT = _family(
     "name",
     name=_LIMITS,
 )
+ENGINE_PREALLOCATES = _family(
+    "engine_preallocates_memory",
+    "gauge",
+    "1 if the engine takes the memory of its GPUs when it starts, so that high use is normal and growth is not; 0 if "
+    "it takes memory as it needs it. Absent while unknown.",
+)
 ENGINE_INFO = _family(
     "engine_info",
     "gauge",
@@ -309,6 +370,15 @@ ENGINE_PHASE = _family(
     "1 for the phase the engine is in, 0 for the others.",
     "state",
     state=PHASES,
+)
+BASELINE = _family(
+    "baseline_latency_seconds",
+    "gauge",
+    "A quantile pinned as the baseline by the configuration; absent where the recording rules learn it.",
+    "model",
+    "signal",
+    "quantile",
+    signal=SIGNALS,
 )
 THRESHOLD = _family(
     "threshold",

@@ -88,6 +88,14 @@ _SETTINGS = (
         "--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on."
     ),
     click.option(
+        "--pin",
+        "pins",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        envvar="STOPLINE_PIN",
+        help="File with pinned baselines; repeatable.",
+    ),
+    click.option(
         "--state-dir", type=click.Path(path_type=Path), envvar="STOPLINE_STATE_DIR", help="Kept over restarts."
     ),
     click.option("--log.level", "level", envvar="STOPLINE_LOG_LEVEL", help="debug, info, warning or error."),
@@ -280,6 +288,7 @@ def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:
         "engine": {"url": flags["engine_url"], "name": flags["engine"], "model": flags["model"]},
         "log": {"paths": flags["logs"] or None},
         "gpus": {"devices": gpus},
+        "baseline": {"files": flags["pins"] or None},
         "web": {"listen_address": flags["listen"]},
         "logging": {"level": flags["level"], "format": flags["format"]},
         "": {"state_dir": flags["state_dir"]},

@@ -1,6 +1,6 @@
 """From the store to metric families; pure, and the only collector, so no family is announced twice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,7 +10,7 @@ from prometheus_client.utils import floatToGoString
 from exporter import __version__, catalog
 from exporter.catalog import Family
 from exporter.lifecycle import Lifecycle
-from exporter.signals import Labels
+from exporter.signals import Gauges, Labels, Sample
 from exporter.store import Buckets, Store
 
 _NEW: dict[str, Callable[..., Metric]] = {
@@ -21,11 +21,20 @@ _NEW: dict[str, Callable[..., Metric]] = {
 
 
 class StoreCollector(Collector):
-    """The families of the catalog that have samples, in its order, label sets sorted."""
+    """The families of the catalog that have samples, in its order, label sets sorted.
 
-    def __init__(self, store: Store, engine: Lifecycle) -> None:
+    *derived* are further gauges, each from all that are known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Lifecycle,
+        *derived: Callable[[Gauges], Iterable[Sample]],
+    ) -> None:
         self._store = store
         self._engine = engine
+        self._derived = derived
         self._les: dict[tuple[float, ...], list[str]] = {}
 
     def describe(self) -> Iterator[Metric]:
@@ -36,8 +45,9 @@ class StoreCollector(Collector):
         gauges = self._store.gauges(up=self._engine.up)
         for family, series in self._about_sources().items():
             gauges.setdefault(family, {}).update(series)
-        for sample in self._engine.samples(gauges):
-            gauges.setdefault(sample.family, {})[sample.labels] = sample.value
+        for derive in (self._engine.samples, *self._derived):
+            for sample in derive(gauges):
+                gauges.setdefault(sample.family, {})[sample.labels] = sample.value
         for family in catalog.FAMILIES:
             numbers = gauges.get(family) if family.kind == "gauge" else self._store.counters.get(family)
             histograms = self._store.histograms.get(family)

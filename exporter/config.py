@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from exporter import strictyaml
+from exporter import baseline, strictyaml
+from exporter.baseline import Pin
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Pattern, Profile, Signal
 from exporter.strictyaml import ConfigError, Seconds, Size
@@ -225,6 +226,19 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
+class BaselineConfig:
+    """What the latency line compares with, where that is not to be learned."""
+
+    pins: tuple[Pin, ...] = ()
+    """Pinned quantiles; these stand above those in the files."""
+    files: tuple[Path, ...] = ()
+    """Files with pins, as stopline ramp --pin writes them."""
+
+    def __post_init__(self) -> None:
+        baseline.check_unique(self.pins)
+
+
+@dataclass(frozen=True, slots=True)
 class HistogramConfig:
     """How fine the histograms are."""
 
@@ -274,6 +288,7 @@ class Config:
     traces: TracesConfig = TracesConfig()
     web: WebConfig = WebConfig()
     thresholds: Thresholds = Thresholds()
+    baseline: BaselineConfig = BaselineConfig()
     histograms: HistogramConfig = HistogramConfig()
     labels: LabelConfig = LabelConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -287,6 +302,13 @@ class Config:
                 raise ConfigError([f"engine.profile: {self.engine.profile}: no such file"])
             return profiles.load(self.engine.profile)
         return None if self.engine.name == "auto" else profiles.bundled(self.engine.name)
+
+    def pins(self) -> tuple[Pin, ...]:
+        """All pinned baselines, the most important first. Raises ConfigError for a file of them."""
+        found = self.baseline.pins
+        for path in self.baseline.files:
+            found += strictyaml.load(path, baseline.Pins).pins
+        return found
 
     def warnings(self) -> list[str]:
         """What is allowed and yet probably not meant."""
@@ -312,6 +334,9 @@ def load(path: Path | None, overrides: dict[str, dict[str, Any]] | None = None) 
     config = strictyaml.load(path, Config) if path is not None else Config()
     if path is not None and config.engine.profile is not None:  # a relative path is beside the settings
         config = replace(config, engine=replace(config.engine, profile=path.parent / config.engine.profile))
+    if path is not None:
+        files = tuple(path.parent / file for file in config.baseline.files)
+        config = replace(config, baseline=replace(config.baseline, files=files))
     problems = []
     for section, values in (overrides or {}).items():
         try:
@@ -323,4 +348,5 @@ def load(path: Path | None, overrides: dict[str, dict[str, Any]] | None = None) 
     if problems:
         raise ConfigError(problems)
     config.profile()
+    config.pins()
     return config

@@ -52,8 +52,10 @@ class _Recorder(Store):
         what = _ERROR + labels[0] if family is catalog.ERRORS else f"{_named(family, labels)} +{amount:g}"
         self._notes.append(what)
 
-    def observe(self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin) -> None:
-        super().observe(family, labels, value, count, origin=origin)
+    def observe(
+        self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin, ago: float = 0.0
+    ) -> None:
+        super().observe(family, labels, value, count, origin=origin, ago=ago)
         times = f" x{count}" if count > 1 else ""
         self._notes.append(f"{_named(family, labels)} = {value:g} s{times}")
 

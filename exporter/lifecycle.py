@@ -2,11 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
 
 from exporter import catalog
-from exporter.catalog import PHASES, Family
-from exporter.signals import Labels, Sample
+from exporter.catalog import PHASES
+from exporter.signals import Gauges, Sample
 
 LABEL = re.compile(r"[\w./:@+ -]{1,64}")
 """What may become the value of a label."""
@@ -111,7 +110,7 @@ class Lifecycle:
 
     # what it is
 
-    def samples(self, gauges: Mapping[Family, Mapping[Labels, float]]) -> list[Sample]:
+    def samples(self, gauges: Gauges) -> list[Sample]:
         """The engine's own gauges; *gauges* are all others known now, part of what identifies it."""
         samples = [Sample(catalog.ENGINE_UP, (), float(self.up))]
         samples += [Sample(catalog.ENGINE_PHASE, (p,), float(p == self.phase)) for p in PHASES]
@@ -119,17 +118,17 @@ class Lifecycle:
             samples.append(Sample(catalog.ENGINE_START, (), self.started_at))
         if self.engine:
             info = {name: self.info.get(name, "") for name in _INFO}
-            info |= {"engine": self.engine, "config": self._config(info, gauges)}
+            info |= {"engine": self.engine, "config": self.config(gauges)}
             labels = tuple(info[name] for name in catalog.ENGINE_INFO.labels)
             samples.append(Sample(catalog.ENGINE_INFO, labels, 1.0))
         return samples
 
-    def _config(self, info: Mapping[str, str], gauges: Mapping[Family, Mapping[Labels, float]]) -> str:
+    def config(self, gauges: Gauges) -> str:
         """Eight hex digits for what makes two runs comparable; the same parts always give the same digits.
 
         Parts once known are kept until the next start, so that a lost GPU does not make another run of it.
         """
-        known = {name: value for name, value in info.items() if value}
+        known = {name: self.info[name] for name in _INFO if self.info.get(name)}
         for (dimension,), value in gauges.get(catalog.PARALLELISM, {}).items():
             known[dimension] = f"{value:g}"
         for (name,), value in gauges.get(catalog.ENGINE_LIMIT, {}).items():

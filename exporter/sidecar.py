@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,13 +19,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
-from exporter import catalog, overview
+from exporter import baseline, catalog, overview
 from exporter import config as settings
 from exporter.collector import StoreCollector
+from exporter.concurrency import Levels
 from exporter.config import Config
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
+from exporter.headroom import Headroom
 from exporter.lifecycle import Lifecycle
+from exporter.signals import Gauges, Sample
 from exporter.sources import iterations, scrape, traces
 from exporter.sources.checkpoint import Checkpoint
 from exporter.sources.chunks import LineSource
@@ -74,14 +77,15 @@ class Sidecar:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
+        self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
         self.store = Store(
             factor=config.histograms.factor,
             cap=config.labels.max_values,
             lag=config.log.interval,
             clock=clock,
             wall=wall,
+            levels=Levels(self.lifecycle, clock),
         )
-        self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []
         self.logs: list[LogSource] = []
@@ -91,6 +95,7 @@ class Sidecar:
         """How page and log are read; None until the engine is recognised."""
         self.recognised_by: Literal["settings", "metrics", "log"] = "settings"
         self._errors_counted: dict[str, tuple[float | None, float]] = {}
+        self.pins = config.pins()
         self._path = path
         self._overrides = overrides
         self._from_start = from_start
@@ -102,8 +107,15 @@ class Sidecar:
         else:  # read now, for it takes half a second in which nothing would be answered
             for name in profiles.names():
                 profiles.bundled(name)
+        self.headroom = Headroom(
+            self.store,
+            self.lifecycle,
+            lambda: self.profile,
+            interval=config.gpus.interval,
+            tick=_ticker(config.gpus.interval),
+        )
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(StoreCollector(self.store, self.lifecycle))
+        self.registry.register(StoreCollector(self.store, self.lifecycle, self.headroom.samples, self._pinned))
         ProcessCollector(registry=self.registry)
         self._create_known()
 
@@ -159,7 +171,7 @@ class Sidecar:
     async def watch(self, stop: asyncio.Event, *, extra: Mapping[str, Source] | None = None) -> None:
         """Read the sources until *stop* is set, or until one raises; nothing is served."""
         async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
-            await self._run_sources(self.build(session) | dict(extra or {}), stop)
+            await self._run_sources(self.build(session) | {"headroom": self.headroom} | dict(extra or {}), stop)
 
     def build(self, session: aiohttp.ClientSession) -> dict[str, Source]:
         """The sources that the settings ask for, by name."""
@@ -201,6 +213,7 @@ class Sidecar:
         """Read the file again; on an error keep what is in use and say so."""
         try:
             new = settings.load(self._path, self._overrides)
+            pins = new.pins()
         except ConfigError as error:
             for problem in error.problems:
                 log.error("configuration not reloaded, the old one stays: %s", problem)
@@ -211,7 +224,7 @@ class Sidecar:
         late += [f"log.{n}" for n in ("paths", "interval") if getattr(new.log, n) != getattr(self.config.log, n)]
         if late:
             log.warning("takes effect only after a restart: %s", ", ".join(late))
-        self.config = new
+        self.config, self.pins = new, pins
         self._set_thresholds()
         for lines in self.lines:
             lines.configure(new.log.patterns, new.log.fields, new.log.collapse)
@@ -238,18 +251,22 @@ class Sidecar:
                 source.close()
 
     async def _watch_file(self) -> None:
-        """Reload on request, and when the file that the path leads to is another or has changed."""
-        seen = _stamp(self._path)
+        """Reload on request, and when a file that a path leads to is another or has changed."""
+        seen = self._stamps()
         while True:
             try:
                 async with asyncio.timeout(_RELOAD_SECONDS):
                     await self._reload.wait()
             except TimeoutError:
-                if (now := _stamp(self._path)) == seen or now is None:
+                if (now := self._stamps()) == seen or None in now:
                     continue
             self._reload.clear()
-            seen = _stamp(self._path)
+            seen = self._stamps()
             self.reload()
+
+    def _stamps(self) -> list[tuple[str, int, int] | None]:
+        files = ([self._path] if self._path else []) + list(self.config.baseline.files)
+        return [_stamp(file) for file in files]
 
     def _server(self, session: aiohttp.ClientSession) -> Server:
         config = self.config.scrape
@@ -343,6 +360,9 @@ class Sidecar:
             if self.config.log.paths or not self.config.engine.url:
                 self.store.create(catalog.ERRORS, (kind,), origin="log")
 
+    def _pinned(self, gauges: Gauges) -> Iterator[Sample]:
+        return baseline.samples(self.pins, self.lifecycle, gauges, self.config.engine.model)
+
     def _set_thresholds(self) -> None:
         lines = asdict(self.config.thresholds)
         self.store.fixed[catalog.THRESHOLD] = {(line,): float(value) for line, value in lines.items()}
@@ -400,10 +420,8 @@ def _connector(config: Config) -> aiohttp.TCPConnector:
     return aiohttp.TCPConnector(limit=4)
 
 
-def _stamp(path: Path | None) -> tuple[str, int, int] | None:
+def _stamp(path: Path) -> tuple[str, int, int] | None:
     """What changes when the file behind *path* does, also when a mounted ConfigMap swaps its link."""
-    if path is None:
-        return None
     try:
         real = path.resolve()
         stat = real.stat()

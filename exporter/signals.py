@@ -1,5 +1,6 @@
 """The words between a source and the store: a sample, a reading, where a signal came from."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,9 @@ Origin = Literal["trace", "log", "metrics", "gpu"]
 
 Labels = tuple[str, ...]
 """Label values in the order of the family's labels."""
+
+Gauges = Mapping[Family, Mapping[Labels, float]]
+"""What gauges say now."""
 
 
 @dataclass(frozen=True, slots=True)

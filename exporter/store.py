@@ -9,6 +9,7 @@ from itertools import accumulate
 from exporter import catalog
 from exporter.catalog import Family
 from exporter.claims import EXACT_COUNTS, EXACT_VALUES, Claims
+from exporter.concurrency import Levels
 from exporter.signals import Labels, Origin, Reading, Sample
 
 OTHER = "other"
@@ -39,7 +40,8 @@ class Store:
     """Readings are replaced whole; counters and histograms only grow, fed by what sources tell.
 
     Used from the event loop only. *cap* is the number of values one label of one family may have; further values
-    become ``other`` and are counted. *lag* is how many seconds later than a page a log may be read.
+    become ``other`` and are counted. *lag* is how many seconds later than a page a log may be read. *levels* finds
+    out at which concurrency a request was served; without it nothing is kept by concurrency.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Store:
         lag: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        levels: Levels | None = None,
     ) -> None:
         self.claims = Claims(clock, lag + 0.4)
         self.wall = wall
@@ -61,9 +64,12 @@ class Store:
         self.fixed: dict[Family, dict[Labels, float]] = {}
         """Gauges that come from the settings and not from a source."""
         self.cap = cap
+        self._levels = levels
         self._values: dict[tuple[Family, str], set[str]] = defaultdict(set)
         self._capped: dict[tuple[Family, Labels], Labels] = {}
-        self._bounds = {f: catalog.geometric(*f.bounds, factor) for f in catalog.FAMILIES if f.bounds is not None}
+        self._bounds = {
+            f: catalog.geometric(*f.bounds, max(factor, f.factor)) for f in catalog.FAMILIES if f.bounds is not None
+        }
 
     # readings
 
@@ -72,6 +78,15 @@ class Store:
         self.readings[reading.source] = reading
         if reading.ok:
             self.last_success[reading.source] = reading.at
+        if self._levels is not None:
+            if any(sample.family in catalog.DOING for sample in reading.samples):
+                self._levels.told(self.gauges)
+            for entry in self._levels.settle(self.gauges):
+                labels = self._label_set(entry.family, entry.labels, reading.origin)
+                if entry.family.kind == "histogram":
+                    self._histogram(entry.family, labels).observe(entry.value, entry.count)
+                else:
+                    self._add(entry.family, labels, entry.value)
 
     def gauges(self, *, up: bool = True) -> dict[Family, dict[Labels, float]]:
         """The gauges of all good readings; where two kinds of source tell the same, the more exact has it.
@@ -102,15 +117,24 @@ class Store:
         """Add *amount* to a counter, if *origin* has the word on it. *labels* leave out ``source``."""
         if self.claims.admits(_signal(family, labels), origin, EXACT_COUNTS, amount):
             labels = self._label_set(family, labels, origin)
-            series = self.counters[family]
-            series[labels] = series.get(labels, 0.0) + amount
+            self._add(family, labels, amount)
             if family is catalog.ERRORS:
                 self.last_error[labels[0]] = self.wall()
+            elif family is catalog.TOKENS and self._levels is not None and labels[1] == "generation":
+                self._levels.generated(labels[0], amount)
 
-    def observe(self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin) -> None:
-        """Put *count* observations of *value* (seconds) into a histogram, if *origin* has the word on it."""
+    def observe(
+        self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin, ago: float = 0.0
+    ) -> None:
+        """Put *count* observations of *value* (seconds) into a histogram, if *origin* has the word on it.
+
+        They were made *ago* seconds ago.
+        """
         if self.claims.admits(_signal(family, labels), origin, EXACT_VALUES, count):
-            self._histogram(family, self._label_set(family, labels, origin)).observe(value, count)
+            labels = self._label_set(family, labels, origin)
+            self._histogram(family, labels).observe(value, count)
+            if family is catalog.LATENCY and self._levels is not None:
+                self._levels.finished(labels[0], value, count, ago=ago)
 
     def expect(self, family: Family, labels: Labels, *, origin: Origin) -> bool:
         """Let a counter or histogram exist at 0: *origin* can tell it, though nothing has happened yet.
@@ -154,6 +178,10 @@ class Store:
                 self._capped = {k: v for k, v in self._capped.items() if k[0] is not family}
 
     # within
+
+    def _add(self, family: Family, labels: Labels, amount: float) -> None:
+        series = self.counters[family]
+        series[labels] = series.get(labels, 0.0) + amount
 
     def _histogram(self, family: Family, labels: Labels) -> Buckets:
         series = self.histograms[family]

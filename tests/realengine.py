@@ -14,6 +14,9 @@ from pathlib import Path
 from load import Seen, drive
 from prometheus_client.parser import text_string_to_metric_families
 
+sys.path.insert(0, str(Path(__file__).parent / "engines"))
+from install import ensure
+
 ENGINES = Path(__file__).parent / "engines"
 
 
@@ -94,6 +97,43 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
+
+
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",  # with two on two shared cores, a stray process stalls single requests for seconds
+}
+VLLM_SLOTS = 8
+
+
+def vllm(log: Path, *arguments: str, model: str = "tiny-hy3", name: str = "hy3", **environment: str) -> Server:
+    """vLLM serving a tiny *model* as *name* on the CPU, installed first where it is not; not started yet.
+
+    Eight slots, so that a queue forms from sixteen clients on. Raises CalledProcessError if it cannot be installed.
+    """
+    root, port = ensure("vllm"), free_port()
+    command = [root / "venv/bin/vllm", "serve", root / model, "--served-model-name", name]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512"]
+    command += ["--max-num-seqs", str(VLLM_SLOTS), "--enforce-eager", *arguments]
+    log.touch()
+    return Server(command, port, log, **_QUIET, **environment)
+
+
+def with_traces(port: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Arguments and environment for vLLM to send its spans to *port*, twice a second."""
+    arguments = ("--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces")
+    return arguments, {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "500"}
+
+
+def traced_watcher(server: Server, port: int, directory: Path) -> "Watcher":
+    """A sidecar that takes the spans of *server* in at *port*."""
+    config = directory / "traced.yml"
+    config.write_text(f"engine: {{name: vllm}}\ntraces: {{listen_address: '127.0.0.1:{port}'}}\n")
+    return Watcher("-c", str(config), "--engine-url", server.url, "--engine", "vllm", "--gpus", "none")
 
 
 class Page:

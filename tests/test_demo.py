@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from realengine import Page, free_port, get, until
 
 
@@ -32,6 +33,9 @@ def test_the_demo_shows_live_numbers_within_seconds() -> None:
     assert page("parallelism", dimension="tensor") == 8
     assert page("experts", scope="per_rank") == 24
     assert len(page.all("gpu_memory_headroom_bytes")) == 8
+    parts = page.labelled("gpu_memory_part_bytes", "part", gpu="7")
+    assert sum(parts.values()) == pytest.approx(page("gpu_memory_used_bytes", gpu="7"))
+    assert parts["kv_free"] > 10 * 2**30, parts
     assert page("requests_running") > 0
     assert "Queue wait, since start</th><td>P50" in html
     assert shown.split()[1] == "4", shown  # clients

@@ -27,6 +27,7 @@ from harness import Clock, Reader
 from prometheus_client import generate_latest
 
 from exporter import catalog, cli, config, demo, remedies, strictyaml
+from exporter.baseline import Pin
 from exporter.catalog import Family
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
 from exporter.doctor import services
@@ -80,6 +81,7 @@ _KINDS = {
     Seconds: "duration",
     Size: "size",
     Pattern: "patterns",
+    Pin: "pins",
 }
 
 
@@ -366,6 +368,12 @@ def test_the_settings_example_is_sound(tmp_path: Path) -> None:
     loaded = settings_of("settings", tmp_path)
     assert loaded.warnings() == []
     assert loaded.thresholds.memory_headroom_bytes == 2 << 30
+
+
+def test_the_example_of_pins_is_sound(tmp_path: Path) -> None:
+    (tmp_path / "ramp.yaml").write_text("pins:\n- {signal: request, quantile: 0.99, seconds: 1s}\n")
+    pins = settings_of("pins", tmp_path).pins()
+    assert [(pin.signal, pin.seconds) for pin in pins] == [("request", 2.4), ("queue_wait", 0.02), ("request", 1.0)]
 
 
 def test_the_line_with_known_fields_needs_no_settings() -> None:

@@ -4,15 +4,11 @@ What this engine tells: running and waiting, tokens, finished requests, the time
 request waited nor how long it took with the wait, so nothing is compared there.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 from load import agree, p50
-from realengine import ENGINES, Page, Server, Watcher, free_port, until
-
-sys.path.insert(0, str(ENGINES))
-from install import ensure
+from realengine import ENGINES, Page, Server, Watcher, ensure, free_port, until
 
 SLOTS = 8
 LEVELS = ((1, 8), (4, 24), (16, 48), (32, 64))

@@ -1,6 +1,6 @@
 """vLLM itself, serving Tencent's Hy3 architecture with tiny random weights on the CPU, with the sidecar beside it.
 
-Eight slots, so that a queue forms from sixteen clients on. Run by ``make test-engine``.
+Run by ``make test-engine``.
 """
 
 import asyncio
@@ -8,32 +8,18 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import aiohttp
 import pytest
 from load import Seen, closed_loop, p50
-from realengine import ENGINES, Page, Server, Watcher, free_port, until
-
-sys.path.insert(0, str(ENGINES))
-from install import ensure
+from realengine import VLLM_SLOTS, Page, Server, Watcher, free_port, traced_watcher, until, vllm, with_traces
 
 pytestmark = pytest.mark.engine
 
-SLOTS = 8
 TOKENS = 32
 LEVELS = ((1, 16), (4, 40), (16, 80), (32, 96))
 ATTEMPTS = 4  # one of them in a quiet moment: on two shared cores the client is starved at times
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",  # with two on two shared cores, a stray process stalls single requests for seconds
-}
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +29,13 @@ def otlp_port() -> int:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, otlp_port: int):
+    traces, environment = with_traces(otlp_port)
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
     try:
-        root = ensure("vllm")
+        server = vllm(log, "--enable-logging-iteration-details", "--enable-log-requests", *traces, **environment)
     except subprocess.CalledProcessError as error:
         pytest.fail(f"vLLM cannot be installed here: {error}")
-    port = free_port()
-    log: Path = tmp_path_factory.mktemp("vllm") / "server.log"
-    log.touch()
-    command = [root / "venv/bin/vllm", "serve", root / "tiny-hy3", "--served-model-name", "hy3"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512"]
-    command += ["--max-num-seqs", str(SLOTS), "--enforce-eager"]
-    command += ["--enable-logging-iteration-details", "--enable-log-requests"]
-    command += ["--otlp-traces-endpoint", f"http://127.0.0.1:{otlp_port}/v1/traces"]
-    otlp = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "500"}
-    with Server(command, port, log, **ENVIRONMENT, **otlp) as server:
+    with server:
         yield server
 
 
@@ -76,9 +55,7 @@ def page_only(server: Server):
 @pytest.fixture(scope="module")
 def traced(server: Server, otlp_port: int, tmp_path_factory):
     """A third one, to which the server sends its spans."""
-    config = tmp_path_factory.mktemp("traced") / "stopline.yml"
-    config.write_text(f"engine: {{name: vllm}}\ntraces: {{listen_address: '127.0.0.1:{otlp_port}'}}\n")
-    with Watcher("-c", str(config), "--engine-url", server.url, "--engine", "vllm", "--gpus", "none") as watcher:
+    with traced_watcher(server, otlp_port, tmp_path_factory.mktemp("traced")) as watcher:
         yield watcher
 
 
@@ -97,7 +74,7 @@ def test_1_it_is_down_while_the_engine_loads_and_knows_it_afterwards(
     page = watcher.settled()
     assert page("engine_info", engine="vllm", version="0.32.0", model="hy3", dtype="float32") == 1
     assert page("engine_phase", state="serving") == 1
-    assert page("engine_limit", name="max_running_requests") == SLOTS
+    assert page("engine_limit", name="max_running_requests") == VLLM_SLOTS
     assert page("engine_limit", name="max_model_len") == 512
     assert page("parallelism", dimension="tensor") == 1
     assert page("kv_cache_capacity_tokens") > 50_000
@@ -193,15 +170,15 @@ def disagreements(
         f"decode step {step * 1000:.1f} ms, queue wait {queue * 1000:.1f} ms"
     )
     told = {
-        "running": most["requests_running"] == min(concurrency, SLOTS),
-        "waiting": most["requests_waiting"] == pytest.approx(max(0, concurrency - SLOTS), abs=1),
+        "running": most["requests_running"] == min(concurrency, VLLM_SLOTS),
+        "waiting": most["requests_waiting"] == pytest.approx(max(0, concurrency - VLLM_SLOTS), abs=1),
         "KV cache": 0 < most["kv_cache_usage_ratio"] < 0.1,
         "latency": 0.4 * p50(latencies) < latency < 1.1 * statistics.quantiles(latencies, n=20)[10],
         "mean latency": page.mean("request_latency_seconds", before) < 1.1 * statistics.fmean(latencies),
         "first token": first < 1.1 * statistics.quantiles(firsts, n=20)[10] + 0.02,
         "between tokens": 0.9 * step < gap < 1.3 * latency / (TOKENS - 1),
         "step": 0.3 * gap < step < 1.1 * gap,  # without prefills and scheduling between
-        "queue": 0.4 * first < queue < first if concurrency > SLOTS else queue < 0.1,
+        "queue": 0.4 * first < queue < first if concurrency > VLLM_SLOTS else queue < 0.1,
     }
     return [what for what, right in told.items() if not right]
 

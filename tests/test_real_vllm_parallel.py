@@ -7,41 +7,29 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from load import closed_loop, drive
-from realengine import ENGINES, Page, Server, Watcher, free_port, get, until
-from test_real_vllm import ENVIRONMENT
-
-sys.path.insert(0, str(ENGINES))
-from install import ensure
+from realengine import VLLM_SLOTS, Page, Server, Watcher, get, until, vllm
 
 pytestmark = pytest.mark.engine
 
 BLOCKS, BLOCK_TOKENS = 20, 32
-SLOTS = 8
 
 
 @pytest.fixture
 def start(tmp_path: Path):
     """Starts ``vllm serve`` with further arguments, and Stopline beside it before the first line is logged."""
-    try:
-        root = ensure("vllm")
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"vLLM cannot be installed here: {error}")
-    log = tmp_path / "server.log"
-    log.touch()
     stack = []
 
     def begin(*arguments: str, seconds: float = 0) -> tuple[Server, Watcher]:
-        port = free_port()
-        command = [root / "venv/bin/vllm", "serve", root / "tiny-llama", "--served-model-name", "tiny"]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512"]
-        command += ["--max-num-seqs", str(SLOTS), "--enforce-eager", "--block-size", str(BLOCK_TOKENS), *arguments]
-        server = Server(command, port, log, **ENVIRONMENT)
-        watcher = Watcher("--engine-url", server.url, "--log", str(log), "--gpus", "none")
+        dense = {"model": "tiny-llama", "name": "tiny"}
+        try:
+            server = vllm(tmp_path / "server.log", "--block-size", str(BLOCK_TOKENS), *arguments, **dense)
+        except subprocess.CalledProcessError as error:
+            pytest.fail(f"vLLM cannot be installed here: {error}")
+        watcher = Watcher("--engine-url", server.url, "--log", str(server.log), "--gpus", "none")
         for context in (watcher, server):
             stack.append(context)
             context.__enter__()
@@ -84,7 +72,7 @@ def test_tensor_parallel_preemption_and_a_lost_worker(start) -> None:
     assert before("kv_cache_capacity_tokens") == BLOCKS * BLOCK_TOKENS
     assert before("engine_info", engine="vllm", version="0.32.0", model="tiny", dtype="float32") == 1
 
-    seen = load(server, concurrency=SLOTS, requests=12, tokens=256)
+    seen = load(server, concurrency=VLLM_SLOTS, requests=12, tokens=256)
     page = watcher.settled()
     check_totals(server, seen, before, page)
     assert page("preemptions_total") == native(server, "vllm:num_preemptions_total") > 0

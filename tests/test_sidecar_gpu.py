@@ -57,6 +57,8 @@ def test_two_gpus_then_one_lost_then_one_that_hangs_then_both_back(run: Process,
     until(lambda: headroom(run) == {"1": 20.0}, 15, "one GPU")
     assert page(run)("gpu_up", gpu="0") == 0
     assert page(run)("gpu_up", gpu="1") == 1
+    derived = page(run).all("gpu_memory_effective_headroom_bytes") | page(run).all("gpu_memory_part_bytes")
+    assert [(dict(labels)["gpu"], value / GIB) for labels, value in derived.items()] == [("1", 20.0), ("1", 4.0)]
     check_the_rest(run, 2)
     hardware.clear("gpu0.err")
     until(lambda: headroom(run) == {"0": 7.0, "1": 20.0}, 30, "both GPUs again")

@@ -329,12 +329,16 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal."""
+    """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal.
+
+    *preallocates* says whether it takes the memory of its GPUs when it starts; left out where that depends.
+    """
 
     engine: str
     title: str = ""
     versions: str = ""
     tells: str = ""
+    preallocates: bool | None = None
     detect: Detect = Detect()
     metrics_path: str = "/metrics"
     iterations_path: str = ""

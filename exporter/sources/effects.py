@@ -62,8 +62,9 @@ class Effects:
         *,
         ranks: Mapping[str, str] = NO_RANKS,
         fact: bool = False,
+        ago: float = 0.0,
     ) -> None:
-        """One signal of a line, *value* in base units; what cannot be true is dropped and counted."""
+        """One signal of a line, *value* in base units, true *ago* seconds ago; what cannot be, is counted only."""
         family = signal.family
         labels = self._labels(signal, match, ranks)
         most = _LONGEST if family.kind == "histogram" else _BEYOND
@@ -78,7 +79,7 @@ class Effects:
         elif weight:
             self._lifecycle.worked(finished=family.kind != "gauge")
             if family.kind == "histogram":
-                self._store.observe(family, labels, value, int(weight), origin=self._origin)
+                self._store.observe(family, labels, value, int(weight), origin=self._origin, ago=ago)
             elif family.kind == "counter":
                 self._store.count(family, labels, value * weight, origin=self._origin)
             elif _has_room(self._gauges, (family, labels)):

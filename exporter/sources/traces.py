@@ -27,6 +27,7 @@ PATH = "/v1/traces"
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
 _AT_ONCE = 8  # batches that are being received; further ones are asked to come again
 _SLOWEST_SECONDS = 10.0
+_LATEST_SECONDS = 60.0  # that a span may come after its end; beyond, the clocks differ
 _DEEPEST = 50  # of JSON
 _INVALID, _EXHAUSTED = 3, 8  # google.rpc.Code
 
@@ -87,12 +88,14 @@ class TraceSource:
         """Observe what the spans say. What another source told until now is told: the first batch only takes over."""
         profile = self._profile()
         told: dict[Family, bool] = {}
-        for signal, value in _signals(batch, profile.spans if profile else ()):
+        now = self._store.wall()
+        for signal, value, ended in _signals(batch, profile.spans if profile else ()):
             family = signal.family
             if family not in told:
                 told[family] = self._store.claims.take(family, "trace", EXACT_VALUES)
             if not told[family]:
-                self._effects.apply(signal, value)
+                ago = now - ended
+                self._effects.apply(signal, value, ago=ago if 0 <= ago <= _LATEST_SECONDS else 0.0)
 
     def _tell(self, seconds: float) -> None:
         self._store.publish(Reading(SOURCE, "trace", ok=True, at=self._store.wall(), seconds=seconds))
@@ -117,16 +120,17 @@ def _decoded(kind: str, body: bytes) -> "ExportTraceServiceRequest":
     return batch
 
 
-def _signals(batch: "ExportTraceServiceRequest", rules: tuple[SpanRule, ...]) -> Iterator[tuple[Signal, float]]:
-    """What *rules* find in the spans, in base units."""
+def _signals(batch: "ExportTraceServiceRequest", rules: tuple[SpanRule, ...]) -> Iterator[tuple[Signal, float, float]]:
+    """What *rules* find in the spans, in base units, and the Unix time at which the span ended."""
     spans = (span for each in batch.resource_spans for scope in each.scope_spans for span in scope.spans)
     for span in spans:
         for rule in rules:
             if rule.name.fullmatch(span.name):
+                ended = span.end_time_unix_nano / 1e9
                 told = {"duration": (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9}
                 told |= {a.key: number for a in span.attributes if (number := _number(a.value)) is not None}
                 if told.keys() >= set(rule.has):
-                    yield from ((s, told[s.value] * UNITS[s.unit]) for s in rule.signals if s.value in told)
+                    yield from ((s, told[s.value] * UNITS[s.unit], ended) for s in rule.signals if s.value in told)
 
 
 def _number(value: "AnyValue") -> float | None:

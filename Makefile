@@ -11,7 +11,7 @@ run: $(INSTALLED)
 
 test: packages lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not engine"
+	$(BIN)/coverage run -m pytest -m "not engine" -n auto --maxprocesses 4 --dist loadfile
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -34,7 +34,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
 
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl
+	@./.ci/packages promtool=prometheus prometheus=prometheus prometheus-alertmanager=prometheus-alertmanager gcc=gcc curl=curl
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench packages clean
+.PHONY: run test test-engine lint format bench bench-accuracy packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -29,6 +29,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
+
+bench-accuracy: $(INSTALLED)
+	$(BIN)/python tests/bench/accuracy.py $(ARGS)
 
 packages:
 	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl

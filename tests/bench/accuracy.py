@@ -218,7 +218,9 @@ def main() -> None:
 
 def line(row: Row) -> str:
     errors = [row.error(row.native), row.error(row.floor)]
-    refined = [f"{row.error(row.refined[e]):6.1%}" if e in row.refined else "     -" for e in (SHORTEST, USUAL, LONGEST)]
+    refined = [
+        f"{row.error(row.refined[e]):6.1%}" if e in row.refined else "     -" for e in (SHORTEST, USUAL, LONGEST)
+    ]
     few = "" if row.requests >= FEWEST else "  too few"
     told = " ".join(f"{error:8.1%}" for error in errors)
     return f"{row.load:36} {row.requests:8} {row.true:8.4f} s {told} {' '.join(refined)}{few}"

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench bench-engine packages clean
+.PHONY: run test test-engine lint format bench bench-accuracy bench-engine packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -32,6 +32,9 @@ bench-engine: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
+
+bench-accuracy: $(INSTALLED)
+	$(BIN)/python tests/bench/accuracy.py $(ARGS)
 
 packages:
 	@./.ci/packages promtool=prometheus prometheus=prometheus prometheus-alertmanager=prometheus-alertmanager gcc=gcc curl=curl

@@ -15,7 +15,8 @@ from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
 from exporter.sources.fetch import Server, Unreadable
 from exporter.sources.flows import Flow, Owed, Presence
-from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of, totals
+from exporter.sources.increases import Increases, histograms, totals
+from exporter.sources.page import Key, NotAPage, Page, PageReader, names_of
 from exporter.sources.shapes import Shapes
 from exporter.store import OTHER, Store
 

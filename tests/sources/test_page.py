@@ -12,7 +12,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
-from exporter.sources.page import Increases, NotAPage, PageReader, histograms, names_of
+from exporter.sources.increases import Increases, histograms
+from exporter.sources.page import NotAPage, PageReader, names_of
 
 VLLM = profiles.bundled("vllm")
 TOKENS = "vllm:prompt_tokens_total"

@@ -34,7 +34,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
 
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl
+	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench bench-engine packages clean
+.PHONY: run test test-engine lint format bench bench-alerts bench-engine packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
 
 test: packages lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not engine"
+	$(BIN)/coverage run -m pytest -m "not engine and not long"
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -32,6 +32,10 @@ bench-engine: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
+
+bench-alerts: packages $(INSTALLED)
+	$(BIN)/python tests/bench/alerts.py
+	$(BIN)/python -m pytest -m long
 
 packages:
 	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl

@@ -353,7 +353,7 @@ def evaluate(
     for match in re.finditer(pattern, text):
         key = yaml.safe_load(match[1]), _seconds(match[2])
         answers[key] = [(_labels(labels), float(value)) for labels, value in _SAMPLE.findall(match[3])]
-    if "err:" in text or "error" in text.lower().replace("errors", ""):
+    if re.search(r"(?m), err: |^promtool: error|unmarshal|parse error", text):
         raise AssertionError(text[:2000])
     return answers
 

@@ -56,6 +56,10 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
+def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["amtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
 def generate(*arguments: str) -> str:
     command = [sys.executable, str(RULES / "generate.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -12,6 +12,7 @@ from rules import (
     RULES,
     RUNBOOKS,
     alerts,
+    amtool,
     exported,
     generate,
     named,
@@ -168,3 +169,24 @@ def test_links_are_replaced() -> None:
     made = generate("--runbooks", "https://wiki.test/stopline/", "--grafana", "https://grafana.test")
     assert "example.com" not in made
     assert "https://wiki.test/stopline/StoplineLatencyDoubled.md" in made
+
+
+# Alertmanager
+
+
+ALERTMANAGER = RULES.parent / "alertmanager/alertmanager.yml"
+
+
+def test_the_alertmanager_example_is_valid_and_wakes_for_critical_alerts_only() -> None:
+    assert amtool("check-config", ALERTMANAGER).returncode == 0
+    for alert in alerts():
+        severity = alert["labels"]["severity"]
+        labels = (f"alertname={alert['alert']}", f"severity={severity}", "model=m")
+        routed = amtool("config", "routes", "test", f"--config.file={ALERTMANAGER}", *labels).stdout.strip()
+        assert routed == ("page,chat" if severity == "critical" else "chat"), alert["alert"]
+
+
+def test_inhibitions_name_alerts_that_exist() -> None:
+    known = {alert["alert"] for alert in alerts()}
+    named_there = set(re.findall(r"Stopline[A-Z]\w+", ALERTMANAGER.read_text()))
+    assert named_there <= known

@@ -30,7 +30,7 @@ NO_RULES = Finding(
     "prometheus",
     "warning",
     "no alert rule Stopline… is loaded: nothing judges the lines",
-    "this version ships no rules yet: write them over the queries of the README, named Stopline…",
+    "load deploy/rules/*.yaml, or apply deploy/rules/kubernetes/prometheusrule.yaml (README: alerts)",
 )
 SCRAPE = "add the job of the README's scrape config; an operator wants a PodMonitor that it selects"
 REACH = "start stopline run there; let Prometheus reach its port (listen address, network policy)"

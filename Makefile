@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench bench-alerts bench-engine packages clean
+.PHONY: run test test-engine lint format bench bench-accuracy bench-alerts bench-engine packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
 
 test: packages lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not engine and not long"
+	$(BIN)/coverage run -m pytest -m "not engine and not long" -n auto --maxprocesses 4 --dist loadfile
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -32,6 +32,9 @@ bench-engine: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
+
+bench-accuracy: $(INSTALLED)
+	$(BIN)/python tests/bench/accuracy.py $(ARGS)
 
 bench-alerts: packages $(INSTALLED)
 	$(BIN)/python tests/bench/alerts.py

@@ -1,5 +1,7 @@
 """A page as numbers, and increases that never go backwards."""
 
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
 from exporter.engines import profile as profiles
-from exporter.sources.page import Increases, NotAPage, PageReader, histograms, names_of
+from exporter.engines.profile import Profile
+from exporter.sources.increases import Increases, histograms
+from exporter.sources.page import NotAPage, PageReader, names_of
 
 VLLM = profiles.bundled("vllm")
 TOKENS = "vllm:prompt_tokens_total"
@@ -53,6 +57,53 @@ def test_help_timestamps_and_labels_with_spaces_are_read_as_what_they_are() -> N
     )
     ((key, value),) = page.samples["vllm:num_requests_running"].items()
     assert (key[1], value) == ((("model_name", "my model, v1 }"),), 3.0)
+
+
+PAGES = sorted(p for p in (Path(__file__).parents[1] / "fixtures").rglob("metrics-*.txt"))
+
+
+def alike_and_anew(first: str, second: str, profile: Profile = VLLM) -> None:
+    """*second* is read the same after *first* as by a reader that has never seen a page."""
+    seasoned = PageReader(profile)
+    for _ in range(3):
+        seasoned.read(first)
+    assert seasoned.read(second) == PageReader(profile).read(second)
+    assert seasoned.read(second) == PageReader(profile).read(second)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[f"{p.parent.parent.name}/{p.parent.name}/{p.name}" for p in PAGES])
+def test_a_page_that_comes_again_is_read_as_if_for_the_first_time(path: Path) -> None:
+    text = path.read_text()
+    profile = profiles.bundled(profiles.of_page(names_of(text)))
+    more = re.sub(r"(?m)^(?!#)(.* )(\d+(?:\.\d+)?)$", lambda m: m[1] + str(float(m[2]) + 7), text)
+    assert more != text
+    alike_and_anew(text, more, profile)
+
+
+LINES = st.one_of(
+    st.builds(
+        "{}{} {}{}".format,
+        st.sampled_from([TOKENS, "vllm_num_requests_running", "vllm:num_requests_running", "up", f"{QUEUE}_sum"]),
+        st.sampled_from(["", "{}", '{model_name="m"}', '{model_name="a b",engine="0"}', '{model_name="x', "{engine=}"]),
+        st.sampled_from(["0", "5", "7.5", "-1", "NaN", "+Inf", "1e400", "1_0", "x", "", " 5", "1099511627776"]),
+        st.sampled_from(["", "", " ", "\r", " 1700000000000", " # {} 1", "\t3"]),
+    ),
+    st.sampled_from([f"# TYPE {TOKENS} counter", f"# TYPE {TOKENS} gauge", "# HELP up 5", "# EOF", "", "#", " ", "\t"]),
+    st.text(max_size=20),
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(LINES, max_size=12), st.lists(st.sampled_from(["0", "8", "NaN", "2 5", "1_1", "", "up 3"]), max_size=12)
+)
+def test_whatever_changes_on_a_page_it_is_read_as_if_for_the_first_time(lines: list[str], values: list[str]) -> None:
+    first = ["up 1", *lines]  # or it may be no page at all
+    changed = [line.rpartition(" ")[0] + " " + v for line, v in zip(first, values, strict=False)]
+    second = changed + first[len(changed) :]
+    alike_and_anew("\n".join(first), "\n".join(["up 1", *second]))
+    with suppress(NotAPage):
+        alike_and_anew("\n".join(first), "\n".join(second))
 
 
 def test_one_broken_family_costs_only_itself() -> None:
@@ -130,7 +181,7 @@ def test_a_series_that_was_there_without_a_number_has_no_known_increase(nothing:
 
 
 def test_a_page_that_churns_labels_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.sources.page._MOST_REMEMBERED", 100)
+    monkeypatch.setattr("exporter.sources.increases._MOST_REMEMBERED", 100)
     increases = Increases()
     for poll in range(50):
         page = read(tokens(poll) + "".join(f'{TOKENS}{{model_name="{poll}-{i}"}} 1\n' for i in range(10)))
@@ -221,3 +272,10 @@ def test_a_real_page_reads_the_same_in_both_formats() -> None:
         del page.samples["sglang:http_responses_total"]  # counts the answers with these very pages
     assert (other.samples, other.dropped) == (text.samples, {})
     assert text.samples["sglang:e2e_request_latency_seconds_count"]
+
+
+def test_what_is_no_page_is_none_however_often_it_comes() -> None:
+    reader = PageReader(VLLM)
+    for _ in range(3):
+        with pytest.raises(NotAPage):
+            reader.read("<html>\n 5\n")

@@ -140,8 +140,8 @@ def _of(one: Played, answer: Answer) -> Answer:
 # what happens
 
 
-def _load(load: Load | None) -> Callable[[Replica], None]:
-    return lambda replica: replica.set_load(load)
+def _load(load: Callable[[], Load | None]) -> Callable[[Replica], None]:
+    return lambda replica: replica.set_load(load())
 
 
 def _overload(replica: Replica) -> None:
@@ -199,9 +199,7 @@ def _unscraped(replica: Replica) -> None:
 
 
 def _one_error(replica: Replica) -> None:
-    replica._log.write(
-        '(APIServer pid=1) INFO:     10.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
-    )
+    replica.answer_with(500)
 
 
 DOUBLED, FAILED, STALLED = "StoplineLatencyDoubled", "StoplineEngineFailed", "StoplineEngineStalled"
@@ -210,31 +208,31 @@ SMALL_CACHE = {"kv_blocks": 200, "max_model_len": 2048}
 
 SCENARIOS = (
     Scenario("healthy"),
-    Scenario("busy", _load(poisson(6.0))),
-    Scenario("idle", _load(None)),
+    Scenario("busy", _load(lambda: poisson(6.0))),
+    Scenario("idle", _load(lambda: None)),
     Scenario("blip", _blip),
-    Scenario("bursts", _load(Bursts(8, 10.0, mix=SHORT, seed=2))),
+    Scenario("bursts", _load(lambda: Bursts(8, 10.0, mix=SHORT, seed=2))),
     Scenario("overload", _overload, (DOUBLED,), "queue"),
     Scenario("overload-learned", _overload, (DOUBLED,), "queue", learns=True),
     Scenario("slow-step", lambda r: r.engine.slow(3), (DOUBLED,), "step"),
     Scenario("slow-step-learned", lambda r: r.engine.slow(3), (DOUBLED,), "step", learns=True),
     Scenario(
         "bigger-batch",
-        _load(ClosedLoop(96, mix=requests(fixed(16), uniform(16, 32)), seed=2)),
+        _load(lambda: ClosedLoop(96, mix=requests(fixed(16), uniform(16, 32)), seed=2)),
         (DOUBLED,),
         "step",
         engine={"max_running_requests": 128},
         learns=True,
     ),
-    Scenario("long-answers", _load(poisson(1.0, LONG_ANSWERS)), (DOUBLED,), "request_mix", learns=True),
+    Scenario("long-answers", _load(lambda: poisson(1.0, LONG_ANSWERS)), (DOUBLED,), "request_mix", learns=True),
     Scenario(
         "cache-full",
-        _load(ClosedLoop(14, mix=requests(fixed(400), uniform(100, 200)), seed=2)),
+        _load(lambda: ClosedLoop(14, mix=requests(fixed(400), uniform(100, 200)), seed=2)),
         (DOUBLED, MEMORY),
         "kv_cache",
         engine=SMALL_CACHE,
     ),
-    Scenario("leak", lambda r: r.engine.leak(6e7), (MEMORY,), learns=True),
+    Scenario("leak", lambda r: r.engine.leak(2.5e8), (MEMORY,), learns=True, after=30),
     Scenario("out-of-memory", _fail("out_of_memory"), (FAILED,)),
     Scenario("cuda", _fail("cuda"), (FAILED,)),
     Scenario("collective", _fail("collective"), (FAILED,)),
@@ -249,7 +247,9 @@ SCENARIOS = (
     Scenario("overload-sidecar-restart", _overload_and_restart, (DOUBLED,), "queue"),
     Scenario("scrape-gaps", _gaps),
     Scenario("not-scraped", _unscraped, warns=("StoplineSidecarDown",)),
-    Scenario("aborts", _load(poisson(1.0, requests(lognormal(200, 0.4, most=800), uniform(8, 32), aborted=0.5)))),
-    Scenario("too-long", _load(poisson(1.0, requests(fixed(40_000), fixed(8))))),
+    Scenario(
+        "aborts", _load(lambda: poisson(1.0, requests(lognormal(200, 0.4, most=800), uniform(8, 32), aborted=0.5)))
+    ),
+    Scenario("too-long", _load(lambda: poisson(1.0, requests(fixed(40_000), fixed(8))))),
     Scenario("one-error", _one_error, warns=("StoplineErrorsAppeared",)),
 )

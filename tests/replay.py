@@ -36,6 +36,7 @@ from exporter.sources.logs import LogSource
 from exporter.store import gauge
 
 LOG = "/var/log/engine.log"
+_HISTORY = 200  # events of a log that are kept: its start-up lines among them
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -57,11 +58,24 @@ class MemoryLog:
         self.paths: list[Path] = []
         self._clock = clock
         self._written: list[str] = []
+        self._history: list[str] = []
+        self._reopened = False
 
     def write(self, text: str) -> None:
         self._written.append(text)
+        if len(self._history) < _HISTORY:
+            self._history.append(text)
+
+    def reopen(self, *, afresh: bool = False) -> None:
+        """A new reader comes, which sees what was there before as history; or a new server writes it *afresh*."""
+        if afresh:
+            self._history.clear()
+        self._reopened = not afresh
 
     def poll(self) -> Iterator[Chunk]:
+        if self._reopened:
+            self._reopened = False
+            yield Chunk("".join(self._history).encode(), history=True)
         if self._written:
             data = "".join(self._written).encode()
             self._written.clear()
@@ -131,7 +145,7 @@ class Replica:
         )
         self._next_sample = 0.0
         self._start(engine)
-        self.restart_sidecar()
+        self._start_sidecar()
 
     # what may happen to it
 
@@ -150,8 +164,28 @@ class Replica:
         self._start(engine)
         self.set_load(load)
 
+    def answer_with(self, status: int) -> None:
+        """One answer of the server's that was no request to the engine."""
+        self._engine_log.access("10.0.0.1:40000", "POST", "/v1/completions", status)
+        if self.server.page is not None:
+            self.server.page.count_http("/v1/completions", status, "POST")
+
     def restart_sidecar(self) -> None:
-        """A new process of Stopline, which knows nothing of what was counted before."""
+        """A new process of Stopline, which knows nothing of what was counted before, but reads the log's beginning."""
+        self._log.reopen()
+        self._start_sidecar()
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        asyncio.run(self._run(seconds))
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    # within
+
+    def _start_sidecar(self) -> None:
         self.sidecar = sidecar = Sidecar(self._config, clock=self.clock, wall=self.clock)
         self._scrape = sidecar._build_scrape(self.server)  # its own session is for real servers
         sidecar.scrape = self._scrape
@@ -164,22 +198,13 @@ class Replica:
                 self._log, lines, sidecar.store, tick=self._never, recognise=sidecar._recognise, clock=self.clock
             )
 
-    def run(self, seconds: float) -> None:
-        """Let time pass."""
-        asyncio.run(self._run(seconds))
-
-    @property
-    def now(self) -> float:
-        return self.clock.now
-
-    # within
-
     def _start(self, engine: Simulated) -> None:
         self.engine = Engine(engine, self._seed)
         self.engine.advance(self.clock.now)
         self.server.engine = self.engine
         self.server.page = Page(self.engine)
-        Log(self.engine, self._log.write, LogOptions(iterations=self._iterations))
+        self._log.reopen(afresh=True)
+        self._engine_log = Log(self.engine, self._log.write, LogOptions(iterations=self._iterations))
 
     async def _run(self, seconds: float) -> None:
         end = self.clock.now + seconds

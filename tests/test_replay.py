@@ -50,7 +50,8 @@ def _truth(mix: Mix, rate: float = 1.0, seconds: float = 3000.0, **changes: obje
 
 
 def _baselines(replica: Replica, fast: Path, *moments: float) -> list[Answer]:
-    answers = evaluate([replica], [fast], {BASELINE: moments}, interval="6s")
+    """promtool evaluates all groups at one interval: that of the increases, or they would be counted several times."""
+    answers = evaluate([replica], [fast], {BASELINE: moments}, interval="30s")
     return [answers[BASELINE, moment] for moment in moments]
 
 

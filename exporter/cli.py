@@ -88,6 +88,13 @@ _SETTINGS = (
         "--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on."
     ),
     click.option(
+        "--web.config.file",
+        "web_file",
+        type=click.Path(path_type=Path),
+        envvar="STOPLINE_WEB_CONFIG_FILE",
+        help="File with TLS and passwords.",
+    ),
+    click.option(
         "--pin",
         "pins",
         multiple=True,
@@ -131,10 +138,13 @@ def run(path: Path | None, **flags: Any) -> None:
 def check(path: Path | None) -> None:
     """Validate the settings and the profiles, samples included; exit 0 or 2."""
     try:
+        from exporter import webfile
+
         config = settings.load(path)
         for engine in profiles.names():
             profiles.bundled(engine)
         profiles.shared()
+        webfile.load(config.web.config_file)
         if problems := tuple(_proved(config, path)):
             raise ConfigError(problems)
     except ConfigError as error:
@@ -289,7 +299,7 @@ def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:
         "log": {"paths": flags["logs"] or None},
         "gpus": {"devices": gpus},
         "baseline": {"files": flags["pins"] or None},
-        "web": {"listen_address": flags["listen"]},
+        "web": {"listen_address": flags["listen"], "config_file": flags["web_file"]},
         "logging": {"level": flags["level"], "format": flags["format"]},
         "": {"state_dir": flags["state_dir"]},
     }

@@ -82,7 +82,9 @@ _SETTINGS = (
     click.option("--engine-url", envvar="STOPLINE_ENGINE_URL", help="Address of the server, http://HOST:PORT."),
     click.option("--engine", envvar="STOPLINE_ENGINE", help="Engine by name; else it is found out."),
     click.option("--model", envvar="STOPLINE_MODEL", help="Value of the model label; else what the engine says."),
-    click.option("--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, or - ; repeatable."),
+    click.option(
+        "--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, - or kube:// ; repeatable."
+    ),
     click.option("--gpus", envvar="STOPLINE_GPUS", help="auto, all, none, or a list: 0,1 or UUIDs."),
     click.option(
         "--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on."

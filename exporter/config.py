@@ -56,7 +56,7 @@ class LogConfig:
     """Where the server's log is and what is in it beside what the profile knows."""
 
     paths: tuple[str, ...] = ()
-    """Files, patterns such as /var/log/pods/*/*.log, or - for standard input."""
+    """Files, patterns such as /var/log/pods/*/*.log, - for standard input, or kube:// for the Kubernetes API."""
     fields: dict[str, Signal | tuple[Signal, ...]] = field(default_factory=dict)
     """Fields of your own server's lines: name to signal, unit and labels."""
     patterns: tuple[Pattern, ...] = ()

@@ -37,6 +37,7 @@ from exporter.sources.fetch import Access, Server
 from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
 from exporter.sources.iterations import IterationSource
+from exporter.sources.kubelogs import SCHEME, Api, KubeLog
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
 from exporter.sources.peel import Unwrapper
@@ -199,7 +200,7 @@ class Sidecar:
             with contextlib.suppress(OSError):  # the checkpoint says what it means that it cannot be written
                 config.state_dir.mkdir(parents=True, exist_ok=True)
         checkpoint = Checkpoint(config.state_dir)
-        for path in dict.fromkeys(path if path == "-" else os.path.normpath(path) for path in config.log.paths):
+        for path in dict.fromkeys(map(_normal, config.log.paths)):
             source = self._build_log(path, checkpoint)
             sources[source.source] = source
             self.logs.append(source)
@@ -341,6 +342,15 @@ class Sidecar:
         files: LineSource
         if path == "-":
             files = StandardInput(clock=self._clock, wall=self.store.wall)
+        elif path.startswith(SCHEME):
+            api = Api.of_this_pod(path.removeprefix(SCHEME), os.environ)
+            files = KubeLog(
+                api,
+                directory=self.config.state_dir,
+                clock=self._clock,
+                wall=self.store.wall,
+                from_start=self._from_start,
+            )
         else:
             files = LogFiles(
                 path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall, from_start=self._from_start
@@ -453,6 +463,11 @@ def _connector(config: Config) -> aiohttp.TCPConnector:
             raise ConfigError([f"scrape.ca_file: {config.scrape.ca_file}: {error}"]) from None
         return aiohttp.TCPConnector(limit=4, ssl=context)
     return aiohttp.TCPConnector(limit=4)
+
+
+def _normal(path: str) -> str:
+    """*path* of a log as it is named everywhere."""
+    return path if path == "-" or path.startswith(SCHEME) else os.path.normpath(path)
 
 
 class _Watched:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench bench-engine packages clean
+.PHONY: run test test-engine test-image lint format bench bench-engine packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -17,6 +17,10 @@ test: packages lint
 
 test-engine: packages $(INSTALLED)
 	$(BIN)/python -m pytest -m engine -s
+
+test-image: $(INSTALLED)
+	@./.ci/packages promtool=prometheus podman=podman buildah=buildah crun=crun conmon=conmon catatonit=catatonit mmdebstrap=mmdebstrap ip=iproute2
+	tests/deploy/image/run.sh
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -34,7 +38,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
 
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl
+	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl openssl=openssl
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

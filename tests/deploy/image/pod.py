@@ -59,7 +59,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     settings = [m for m in rendered if m["kind"] == "ConfigMap"]
     made = pod("engine", next(pods(rendered)), {"stopline": IMAGE, "server": BASE})
     models = tmp_path_factory.mktemp("models")
-    models.chmod(0o755)
     for name, source in (
         ("engine.py", HERE / "engine.py"),
         ("metrics.txt", ROOT / "tests/fixtures/llamacpp/11434/metrics-idle.txt"),
@@ -70,10 +69,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     server["args"] = []
     server["resources"] = {}
     server["env"] = [{"name": "STOPLINE_LOG_BYTES", "value": "4000"}, {"name": "STOPLINE_LOG_LOOK", "value": "2"}]
-    for volume in made["spec"]["volumes"]:
-        if volume["name"] == "models":
-            volume.clear()
-            volume |= {"name": "models", "hostPath": {"path": str(models), "type": "Directory"}}
+    for volume in made["spec"]["volumes"]:  # a kubelet lets everybody write to an emptyDir; podman its first user
+        if "emptyDir" in volume:
+            directory = models if volume["name"] == "models" else tmp_path_factory.mktemp(volume["name"])
+            directory.chmod(0o777)
+            del volume["emptyDir"]
+            volume["hostPath"] = {"path": str(directory), "type": "Directory"}
     path = models.parent / "pod.yaml"
     path.write_text(yaml.safe_dump_all([*settings, made]))
     podman("pod", "rm", "-f", "-t", "0", "engine", ok=False)

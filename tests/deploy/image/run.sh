@@ -23,7 +23,7 @@ runtime = "crun"
 network_backend = "netavark"
 C
 export CONTAINERS_STORAGE_CONF=$store/storage.conf CONTAINERS_CONF=$store/containers.conf
-trap 'umount -q "$store/store/overlay" 2>/dev/null; rm -rf "$store"' EXIT
+trap 'umount -q "$store/store/overlay" || true; rm -rf "$store"' EXIT
 base=localhost/ci/python:3.13-slim-trixie
 ./base.sh "$base"
 began=$SECONDS

@@ -67,7 +67,7 @@ def check_sidecar(pod: Manifest, *, native: bool) -> None:
     assert (sidecar in pod["spec"].get("initContainers", [])) is native
     assert sidecar.get("restartPolicy") == ("Always" if native else None)
     assert not {"readinessProbe", "startupProbe", "lifecycle"} & set(sidecar)  # each can hold the server back
-    assert not any("/" in name for limits in sidecar["resources"].values() for name in limits)  # takes no GPU
+    assert not any("/" in str(name) for amounts in sidecar["resources"].values() for name in amounts)  # takes no GPU
     assert sidecar["resources"]["requests"] == sidecar["resources"]["limits"]
     assert sidecar["securityContext"]["readOnlyRootFilesystem"]
     assert sidecar["ports"] == [{"name": "stopline", "containerPort": config.DEFAULT_PORT}]
@@ -125,6 +125,34 @@ def test_a_namespace_given_to_all_reaches_the_account_that_is_bound(tmp_path: Pa
     write(tmp_path, "sidecar-kube-log", server("Deployment"), namespace="ml")
     manifests = {m["kind"]: m for m in parsed(kustomize(tmp_path))}
     assert manifests["RoleBinding"]["subjects"][0]["namespace"] == "ml"
+
+
+@pytest.mark.parametrize("way", ["gpu-runtime", "gpu-dra"])
+def test_gpus_are_shown_to_the_sidecar_without_taking_one(tmp_path: Path, way: str) -> None:
+    write(tmp_path, "sidecar", server("Deployment"))
+    text = (tmp_path / "kustomization.yaml").read_text()
+    settings = yaml.safe_load(text)
+    settings["components"].append(settings["components"][0].replace("sidecar", way))
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(settings))
+    manifests = parsed(kustomize(tmp_path))
+    check_schemas(manifests)
+    (pod,) = pods(manifests)
+    check_sidecar(pod, native=True)
+    assert beyond_restricted(pod) == set()
+    sidecar = containers(pod)["stopline"]
+    assert {e["name"] for e in sidecar["env"]} >= {"STOPLINE_LOG"}
+    if way == "gpu-dra":
+        assert sidecar["resources"]["claims"] == [{"name": "gpu"}]
+
+
+def test_the_network_policy_closes_our_port_and_no_other() -> None:
+    (policy,) = parsed(kustomize(DEPLOY / "kustomize/networkpolicy"))
+    check_schemas([policy])
+    limited, free = policy["spec"]["ingress"]
+    assert limited["ports"] == [{"port": config.DEFAULT_PORT}]
+    tcp = [range(p["port"], p["endPort"] + 1) for p in free["ports"] if p.get("protocol") is None]
+    assert "from" not in free
+    assert {n for ports in tcp for n in ports} == set(range(1, 65536)) - {config.DEFAULT_PORT}
 
 
 def test_settings_are_changed_by_a_patch_and_the_script_stays(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine lint format bench bench-accuracy bench-alerts bench-engine packages clean
+.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-rules packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -17,6 +17,10 @@ test: packages lint
 
 test-engine: packages $(INSTALLED)
 	$(BIN)/python -m pytest -m engine -s
+
+test-image: $(INSTALLED)
+	@./.ci/packages promtool=prometheus podman=podman buildah=buildah crun=crun conmon=conmon catatonit=catatonit mmdebstrap=mmdebstrap ip=iproute2
+	tests/deploy/image/run.sh
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -36,12 +40,15 @@ bench: $(INSTALLED)
 bench-accuracy: $(INSTALLED)
 	$(BIN)/python tests/bench/accuracy.py $(ARGS)
 
+bench-rules: packages $(INSTALLED)
+	$(BIN)/python tests/bench/scale.py $(ARGS)
+
 bench-alerts: packages $(INSTALLED)
 	$(BIN)/python tests/bench/alerts.py
 	$(BIN)/python -m pytest -m long
 
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl
+	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl openssl=openssl
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

@@ -82,10 +82,19 @@ _SETTINGS = (
     click.option("--engine-url", envvar="STOPLINE_ENGINE_URL", help="Address of the server, http://HOST:PORT."),
     click.option("--engine", envvar="STOPLINE_ENGINE", help="Engine by name; else it is found out."),
     click.option("--model", envvar="STOPLINE_MODEL", help="Value of the model label; else what the engine says."),
-    click.option("--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, or - ; repeatable."),
+    click.option(
+        "--log", "logs", multiple=True, envvar="STOPLINE_LOG", help="Log file, pattern, - or kube:// ; repeatable."
+    ),
     click.option("--gpus", envvar="STOPLINE_GPUS", help="auto, all, none, or a list: 0,1 or UUIDs."),
     click.option(
         "--web.listen-address", "listen", envvar="STOPLINE_WEB_LISTEN_ADDRESS", help="[HOST]:PORT to answer on."
+    ),
+    click.option(
+        "--web.config.file",
+        "web_file",
+        type=click.Path(path_type=Path),
+        envvar="STOPLINE_WEB_CONFIG_FILE",
+        help="File with TLS and passwords.",
     ),
     click.option(
         "--pin",
@@ -131,10 +140,13 @@ def run(path: Path | None, **flags: Any) -> None:
 def check(path: Path | None) -> None:
     """Validate the settings and the profiles, samples included; exit 0 or 2."""
     try:
+        from exporter import webfile
+
         config = settings.load(path)
         for engine in profiles.names():
             profiles.bundled(engine)
         profiles.shared()
+        webfile.load(config.web.config_file)
         if problems := tuple(_proved(config, path)):
             raise ConfigError(problems)
     except ConfigError as error:
@@ -289,7 +301,7 @@ def _overrides(**flags: Any) -> dict[str, dict[str, Any]]:
         "log": {"paths": flags["logs"] or None},
         "gpus": {"devices": gpus},
         "baseline": {"files": flags["pins"] or None},
-        "web": {"listen_address": flags["listen"]},
+        "web": {"listen_address": flags["listen"], "config_file": flags["web_file"]},
         "logging": {"level": flags["level"], "format": flags["format"]},
         "": {"state_dir": flags["state_dir"]},
     }

@@ -56,7 +56,7 @@ class LogConfig:
     """Where the server's log is and what is in it beside what the profile knows."""
 
     paths: tuple[str, ...] = ()
-    """Files, patterns such as /var/log/pods/*/*.log, or - for standard input."""
+    """Files, patterns such as /var/log/pods/*/*.log, - for standard input, or kube:// for the Kubernetes API."""
     fields: dict[str, Signal | tuple[Signal, ...]] = field(default_factory=dict)
     """Fields of your own server's lines: name to signal, unit and labels."""
     patterns: tuple[Pattern, ...] = ()
@@ -158,6 +158,8 @@ class WebConfig:
 
     listen_address: str = f":{DEFAULT_PORT}"
     """[HOST]:PORT; without a host all addresses, IPv4 and IPv6."""
+    config_file: Path | None = None
+    """File with TLS and passwords, in the format of Prometheus' exporter-toolkit; read again when it changes."""
 
     def __post_init__(self) -> None:
         self.host_port()
@@ -342,6 +344,8 @@ def load(path: Path | None, overrides: dict[str, dict[str, Any]] | None = None) 
     if path is not None:
         files = tuple(path.parent / file for file in config.baseline.files)
         config = replace(config, baseline=replace(config.baseline, files=files))
+    if path is not None and config.web.config_file is not None:
+        config = replace(config, web=replace(config.web, config_file=path.parent / config.web.config_file))
     problems = []
     for section, values in (overrides or {}).items():
         try:

@@ -60,16 +60,24 @@ PAGE = {
 
 LOG = {
     "missing": Advice(
-        "there is no such file, or no file fits the pattern, or standard input was closed",
+        "there is no such file, or no file fits the pattern, or standard input was closed; with `kube://` no such "
+        "container, or it has not started",
         "normal until the server writes; else compare the path with what the server writes to, "
-        "as seen from Stopline's container",
+        "as seen from Stopline's container; `kube://NAME` where the pod has several",
     ),
-    "permission": Advice("the file may not be read", "run with the group that owns it; in Kubernetes set `fsGroup`"),
+    "permission": Advice(
+        "the file, or with `kube://` the pod's log, may not be read",
+        "run with the group that owns it; in Kubernetes set `fsGroup`; for `kube://` bind a Role with `get` on "
+        "`pods/log` to the pod's service account, and mount its token",
+    ),
     "not_a_file": Advice(
         "the path is a directory, a pipe or a device",
         "give a file or a pattern such as `/var/log/engine/*.log`; a pipe goes to standard input with `--log -`",
     ),
-    "io_error": Advice("the file system failed", "look at the kernel's log; reading is tried again"),
+    "io_error": Advice(
+        "the file system failed, or with `kube://` the API server cannot be reached",
+        "look at the kernel's log, or at network policies; reading is tried again",
+    ),
 }
 """The engine's log."""
 

@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
-from exporter import baseline, catalog, overview
+from exporter import baseline, catalog, overview, webfile
 from exporter import config as settings
 from exporter.collector import StoreCollector
 from exporter.concurrency import Levels
@@ -28,6 +28,7 @@ from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.headroom import Headroom
 from exporter.lifecycle import Lifecycle
+from exporter.listener import Listener
 from exporter.signals import Gauges, Sample
 from exporter.sources import iterations, scrape, traces
 from exporter.sources.checkpoint import Checkpoint
@@ -36,6 +37,7 @@ from exporter.sources.fetch import Access, Server
 from exporter.sources.files import LogFiles
 from exporter.sources.gpu import GpuSource
 from exporter.sources.iterations import IterationSource
+from exporter.sources.kubelogs import SCHEME, Api, KubeLog
 from exporter.sources.lines import Lines
 from exporter.sources.logs import LogSource
 from exporter.sources.peel import Unwrapper
@@ -45,6 +47,7 @@ from exporter.sources.traces import TraceSource
 from exporter.store import Store
 from exporter.strictyaml import ConfigError
 from exporter.web import build_app
+from exporter.webfile import Guard
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +99,10 @@ class Sidecar:
         self.recognised_by: Literal["settings", "metrics", "log"] = "settings"
         self._errors_counted: dict[str, tuple[float | None, float]] = {}
         self.pins = config.pins()
+        self._web_file = config.web.config_file
+        self._guard = Guard(webfile.load(self._web_file))
+        self._listener: Listener | None = None
+        self._not_reloaded: frozenset[str] = frozenset()
         self._path = path
         self._overrides = overrides
         self._from_start = from_start
@@ -125,18 +132,25 @@ class Sidecar:
         *extra* are further sources by name, as the demo has. Raises OSError if the address cannot be had, and an
         ExceptionGroup if a source failed through a bug.
         """
-        app = build_app(self.registry, ready=self.waiting_for, rows=lambda: overview.rows(self.store, self.lifecycle))
+        app = build_app(
+            self.registry,
+            ready=self.waiting_for,
+            rows=lambda: overview.rows(self.store, self.lifecycle),
+            guard=self._guard.middleware(),
+        )
         asyncio.get_running_loop().set_exception_handler(_Quiet())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS, logger=_server_log())
         await runner.setup()
+        listener = Listener(runner)
         try:
-            host, port = self.config.web.host_port()
-            await web.TCPSite(runner, host, port).start()
-            self.address = runner.addresses[0][:2]
-            log.info("listening: address=%s", self.config.web.listen_address)
+            tls = self._guard.protection.tls
+            self.address = await listener.open(*self.config.web.host_port(), tls)
+            self._listener = listener
+            log.info("listening: address=%s tls=%s", self.config.web.listen_address, tls is not None)
             async with self._traces():
                 await self.watch(stop, extra=extra)
         finally:
+            listener.close()
             await runner.cleanup()
 
     @contextlib.asynccontextmanager
@@ -186,7 +200,7 @@ class Sidecar:
             with contextlib.suppress(OSError):  # the checkpoint says what it means that it cannot be written
                 config.state_dir.mkdir(parents=True, exist_ok=True)
         checkpoint = Checkpoint(config.state_dir)
-        for path in dict.fromkeys(path if path == "-" else os.path.normpath(path) for path in config.log.paths):
+        for path in dict.fromkeys(map(_normal, config.log.paths)):
             source = self._build_log(path, checkpoint)
             sources[source.source] = source
             self.logs.append(source)
@@ -217,7 +231,7 @@ class Sidecar:
         except ConfigError as error:
             for problem in error.problems:
                 log.error("configuration not reloaded, the old one stays: %s", problem)
-            self.store.fixed[catalog.RELOAD_OK] = {(): 0.0}
+            self._tell_reload("settings", ok=False)
             return
         fixed = ("engine", "scrape", "gpus", "traces", "web", "histograms", "labels", "logging", "state_dir")
         late = [n for n in fixed if getattr(new, n) != getattr(self.config, n)]
@@ -228,8 +242,25 @@ class Sidecar:
         self._set_thresholds()
         for lines in self.lines:
             lines.configure(new.log.patterns, new.log.fields, new.log.collapse)
-        self.store.fixed[catalog.RELOAD_OK] = {(): 1.0}
+        self._tell_reload("settings", ok=True)
         log.info("configuration reloaded: file=%s", self._path)
+
+    async def reload_protection(self) -> None:
+        """Read certificates and passwords again; on an error keep those in use and say so."""
+        if self._web_file is None:
+            return
+        try:
+            new = webfile.load(self._web_file)
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error("TLS and passwords not reloaded, the old ones stay: %s", problem)
+            self._tell_reload("protection", ok=False)
+            return
+        if self._listener is not None and (new.tls or self._guard.protection.tls):
+            await self._listener.renew(new.tls)
+        self._guard.protection = new
+        self._tell_reload("protection", ok=True)
+        log.info("TLS and passwords reloaded: file=%s", self._web_file)
 
     # within
 
@@ -237,7 +268,7 @@ class Sidecar:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_forever(s), name=name) for name, s in sources.items()]
-                tasks.append(group.create_task(self._watch_file(), name="config"))
+                tasks.append(group.create_task(self._watch_files(), name="config"))
                 await stop.wait()
                 log.info("stopping")
                 for task in tasks:
@@ -250,23 +281,28 @@ class Sidecar:
             for source in self.logs:
                 source.close()
 
-    async def _watch_file(self) -> None:
+    async def _watch_files(self) -> None:
         """Reload on request, and when a file that a path leads to is another or has changed."""
-        seen = self._stamps()
+        watched: list[_Watched] = [_Watched(self._settings_files), _Watched(lambda: self._guard.protection.files)]
         while True:
-            try:
+            asked = False
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RELOAD_SECONDS):
-                    await self._reload.wait()
-            except TimeoutError:
-                if (now := self._stamps()) == seen or None in now:
-                    continue
+                    asked = await self._reload.wait()
             self._reload.clear()
-            seen = self._stamps()
-            self.reload()
+            settings_changed, protection_changed = (each.changed() for each in watched)
+            if asked or settings_changed:
+                self.reload()
+            if asked or protection_changed:
+                await self.reload_protection()
 
-    def _stamps(self) -> list[tuple[str, int, int] | None]:
-        files = ([self._path] if self._path else []) + list(self.config.baseline.files)
-        return [_stamp(file) for file in files]
+    def _tell_reload(self, what: str, *, ok: bool) -> None:
+        """Note whether *what* is as its file wants it; told is whether all is."""
+        self._not_reloaded = self._not_reloaded - {what} if ok else self._not_reloaded | {what}
+        self.store.fixed[catalog.RELOAD_OK] = {(): 0.0 if self._not_reloaded else 1.0}
+
+    def _settings_files(self) -> Sequence[Path]:
+        return [*([self._path] if self._path else []), *self.config.baseline.files]
 
     def _server(self, session: aiohttp.ClientSession) -> Server:
         config = self.config.scrape
@@ -306,6 +342,15 @@ class Sidecar:
         files: LineSource
         if path == "-":
             files = StandardInput(clock=self._clock, wall=self.store.wall)
+        elif path.startswith(SCHEME):
+            api = Api.of_this_pod(path.removeprefix(SCHEME), os.environ)
+            files = KubeLog(
+                api,
+                directory=self.config.state_dir,
+                clock=self._clock,
+                wall=self.store.wall,
+                from_start=self._from_start,
+            )
         else:
             files = LogFiles(
                 path, checkpoint=checkpoint, clock=self._clock, wall=self.store.wall, from_start=self._from_start
@@ -418,6 +463,29 @@ def _connector(config: Config) -> aiohttp.TCPConnector:
             raise ConfigError([f"scrape.ca_file: {config.scrape.ca_file}: {error}"]) from None
         return aiohttp.TCPConnector(limit=4, ssl=context)
     return aiohttp.TCPConnector(limit=4)
+
+
+def _normal(path: str) -> str:
+    """*path* of a log as it is named everywhere."""
+    return path if path == "-" or path.startswith(SCHEME) else os.path.normpath(path)
+
+
+class _Watched:
+    """Files of which one may change, or be another."""
+
+    def __init__(self, files: Callable[[], Sequence[Path]]) -> None:
+        self._files = files
+        self._seen = self._stamps()
+
+    def changed(self) -> bool:
+        """Whether they did since this was asked last; not while the first is missing, as for a moment in a swap."""
+        if (now := self._stamps()) == self._seen or now[0] is None:
+            return False
+        self._seen = now
+        return True
+
+    def _stamps(self) -> list[tuple[str, int, int] | None]:
+        return [_stamp(file) for file in self._files()]
 
 
 def _stamp(path: Path) -> tuple[str, int, int] | None:

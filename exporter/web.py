@@ -24,8 +24,12 @@ def build_app(
     *,
     ready: Callable[[], list[str]],
     rows: Callable[[], Iterable[Row]],
+    guard: Callable[..., Awaitable[web.StreamResponse]] | None = None,
 ) -> web.Application:
-    """The application. *ready* lists what has not been tried yet; *rows* is what the page at / shows."""
+    """The application. *ready* lists what has not been tried yet; *rows* is what the page at / shows.
+
+    *guard* is a middleware that all requests pass first.
+    """
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(_spoken(request.headers.get("Accept", "")))
@@ -47,7 +51,7 @@ def build_app(
     async def index(_: web.Request) -> web.Response:
         return web.Response(text=_page(rows()), content_type="text/html", headers=_SAFE)
 
-    app = web.Application(middlewares=[_plain_errors])
+    app = web.Application(middlewares=[*([guard] if guard else []), _plain_errors])
     app.add_routes(
         [
             web.get("/metrics", metrics),

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import aiohttp
 import click
+import manifests
 import pytest
 import rules
 from aiohttp import web
@@ -27,7 +28,7 @@ from click.testing import CliRunner
 from harness import Clock, Reader
 from prometheus_client import generate_latest
 
-from exporter import catalog, cli, config, demo, remedies, strictyaml
+from exporter import __version__, catalog, cli, config, demo, remedies, strictyaml, webfile
 from exporter.baseline import Pin
 from exporter.catalog import Family
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
@@ -353,7 +354,7 @@ def test_every_make_target_named_exists() -> None:
 def test_every_link_leads_somewhere() -> None:
     headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", readme()))
     anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
-    for target in re.findall(r"\]\(([^)]+)\)", readme()):
+    for target in re.findall(r"\]\((?!https://)([^)]+)\)", readme()):
         assert target.removeprefix("#") in anchors if target.startswith("#") else (ROOT / target).exists(), target
 
 
@@ -380,6 +381,36 @@ def test_the_settings_example_is_sound(tmp_path: Path) -> None:
     loaded = settings_of("settings", tmp_path)
     assert loaded.warnings() == []
     assert loaded.thresholds.memory_headroom_bytes == 2 << 30
+
+
+def test_the_example_of_a_kustomization_and_its_settings_are_rendered(tmp_path: Path) -> None:
+    text = example("kustomization")
+    for path in re.findall(r"stopline/(deploy/\S+)", text):
+        text = text.replace(f"stopline/{path}", os.path.relpath(ROOT / path, tmp_path.resolve()))
+    (tmp_path / "kustomization.yaml").write_text(text + "patches: [{path: settings.yaml}]\n")
+    (tmp_path / "settings.yaml").write_text(example("settings patch"))
+    shutil.copy(ROOT / "deploy/kustomize/examples/sglang/server.yaml", tmp_path)
+    rendered = manifests.parsed(manifests.kustomize(tmp_path))
+    kinds = {m["kind"]: m for m in rendered}
+    assert set(kinds) == {"ConfigMap", "PodMonitor", "StatefulSet"}
+    assert kinds["PodMonitor"]["metadata"]["labels"] == {"release": "kps"}
+    assert "30000" in kinds["ConfigMap"]["data"]["stopline.yml"]
+    (pod,) = manifests.pods(rendered)
+    assert manifests.containers(pod)["stopline"]["image"] == f"registry.example.com/stopline:{__version__}"
+
+
+def test_every_component_named_exists() -> None:
+    named = re.findall(r"(?m)^\| `([a-z-]+)`(?: after the sidecar's component)? \|", readme())
+    components = {p.parent.name for p in (ROOT / "deploy/kustomize").glob("*/kustomization.yaml")}
+    assert {"sidecar", "gpu-dra"} <= set(named) & components
+    assert set(named) & {n for n in named if n.startswith(("sidecar", "gpu", "leader"))} <= components
+
+
+def test_the_example_of_tls_and_passwords_is_sound(tmp_path: Path) -> None:
+    text = example("web file")
+    assert strictyaml.parse(text, webfile.WebFile, "web.yml").basic_auth_users
+    told = text.replace("  # client", "  client")
+    assert strictyaml.parse(told, webfile.WebFile, "web.yml").tls_server_config.client_ca_file == Path("ca.crt")
 
 
 def test_the_example_of_pins_is_sound(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""deploy/compose and deploy/systemd: what their files name exists, and what checks them accepts them."""
+
+import re
+import shutil
+import subprocess
+
+import yaml
+from manifests import DEPLOY
+
+from exporter import __version__, config
+
+COMPOSE, SYSTEMD = DEPLOY / "compose", DEPLOY / "systemd"
+
+
+def services() -> dict:
+    return yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+
+
+def test_the_settings_of_both_are_sound() -> None:
+    for directory in (COMPOSE, SYSTEMD):
+        assert config.load(directory / "stopline.yml").engine.url.startswith("http://")
+
+
+def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> None:
+    declared = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["volumes"]
+    for name, service in services().items():
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            known = (COMPOSE / source).exists() if source.startswith(".") else source in declared
+            assert known or source == "../rules", (name, mount)  # the rules come with theirs
+
+
+def test_the_services_know_each_other_and_are_reached_from_this_machine_alone() -> None:
+    known = services()
+    engine = config.load(COMPOSE / "stopline.yml").engine.url
+    assert re.fullmatch(r"http://(\w+):(\d+)", engine)[1] in known
+    assert engine.rpartition(":")[2] in known["engine"]["command"]
+    for text in ("prometheus.yml", "alertmanager.yml"):
+        targets = re.findall(r"targets: \['(\w+):", (COMPOSE / text).read_text())
+        assert set(targets) <= set(known)
+    assert all(port.startswith("127.0.0.1:") for service in known.values() for port in service["ports"])
+    assert known["stopline"]["image"] == f"stopline:{__version__}"
+    assert known["stopline"]["read_only"]
+    assert known["stopline"]["cap_drop"] == ["ALL"]
+
+
+def test_prometheus_and_alertmanager_take_their_files(tmp_path) -> None:
+    text = (COMPOSE / "prometheus.yml").read_text().replace("/etc/prometheus/rules", str(tmp_path))
+    (tmp_path / "prometheus.yml").write_text(text)
+    commands = [["promtool", "check", "config", tmp_path / "prometheus.yml"]]
+    if shutil.which("amtool"):
+        commands.append(["amtool", "check-config", COMPOSE / "alertmanager.yml"])
+    for command in commands:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_line_of_the_unit_is_a_setting_given_once_and_what_it_starts_exists() -> None:
+    """Without systemd here its own check cannot be asked."""
+    given = [
+        line.partition("=")[0]
+        for line in (SYSTEMD / "stopline.service").read_text().splitlines()
+        if line and not line.startswith(("#", "["))
+    ]
+    assert all(re.fullmatch(r"[A-Z]\w+", name) for name in given)
+    assert {name for name in given if given.count(name) > 1} <= {"DeviceAllow"}
+    if shutil.which("systemd-analyze"):
+        result = subprocess.run(
+            ["systemd-analyze", "verify", SYSTEMD / "stopline.service"], capture_output=True, text=True, check=False
+        )
+        assert "Unknown" not in result.stderr

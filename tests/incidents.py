@@ -118,7 +118,7 @@ _CAUSE = "stopline:latency_cause:top"
 def judge(played: list[Played], files: list) -> None:
     """Fill in what the rules made of it. *files* are rules with windows divided by SHORTER."""
     end = max(p.began + p.scenario.after for p in played)
-    moments = [2 * EVERY * n for n in range(1, int(end / (2 * EVERY)))]
+    moments = [EVERY * n for n in range(int(min(p.began for p in played) / EVERY), int(end / EVERY))]
     answers = evaluate(
         [p.replica for p in played], files, {_FIRING: moments, _CAUSE: moments}, interval=f"{EVERY * 1000:.0f}ms"
     )

@@ -27,6 +27,7 @@ def run(shell: list[str], log: Path, script: str, **environment: str) -> subproc
         stderr=subprocess.PIPE,
         text=True,
         env={"PATH": "/usr/bin:/bin"} | environment,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # a shell cannot trap what was ignored before
     )
 
 

@@ -145,6 +145,29 @@ def test_gpus_are_shown_to_the_sidecar_without_taking_one(tmp_path: Path, way: s
         assert sidecar["resources"]["claims"] == [{"name": "gpu"}]
 
 
+def test_with_tls_the_probe_and_the_monitor_speak_it(tmp_path: Path) -> None:
+    paths = {
+        name: os.path.relpath(DEPLOY / "kustomize" / name, tmp_path.resolve())
+        for name in ("sidecar", "tls", "podmonitor")
+    }
+    (tmp_path / "server.yaml").write_text(yaml.safe_dump(server("StatefulSet")))
+    settings = {"resources": ["server.yaml", paths["podmonitor"]], "components": [paths["sidecar"], paths["tls"]]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(settings))
+    manifests = parsed(kustomize(tmp_path))
+    check_schemas(manifests)
+    (pod,) = pods(manifests)
+    check_sidecar(pod, native=True)
+    assert beyond_restricted(pod) == set()
+    assert containers(pod)["stopline"]["livenessProbe"]["httpGet"] == {
+        "path": "/-/healthy",
+        "port": "stopline",
+        "scheme": "HTTPS",
+    }
+    (endpoint,) = next(m for m in manifests if m["kind"] == "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["scheme"]) == ("stopline", "https")
+    assert {"tlsConfig", "basicAuth"} <= set(endpoint)
+
+
 def test_the_network_policy_closes_our_port_and_no_other() -> None:
     (policy,) = parsed(kustomize(DEPLOY / "kustomize/networkpolicy"))
     check_schemas([policy])

@@ -166,8 +166,8 @@ async def test_a_log_that_is_not_there_and_an_engine_that_is_not_either() -> Non
         KEPT
         + """\
 log
-  failed   /var/log/none.log cannot be read: missing, there is no such file, or no file fits the pattern, or standard input was closed
-           normal until the server writes; else compare the path with what the server writes to, as seen from Stopline's container
+  failed   /var/log/none.log cannot be read: missing, there is no such file, or no file fits the pattern, or standard input was closed; with kube:// no such container, or it has not started
+           normal until the server writes; else compare the path with what the server writes to, as seen from Stopline's container; kube://NAME where the pod has several
 engine
   failed   it is not recognised
            set engine.name (--engine) to one of ENGINES, or write a profile

@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine test-image lint format bench bench-engine packages clean
+.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-rules packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
 
 test: packages lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not engine"
+	$(BIN)/coverage run -m pytest -m "not engine and not long" -n auto --maxprocesses 4 --dist loadfile
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -37,8 +37,18 @@ bench-engine: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/run.py
 
+bench-accuracy: $(INSTALLED)
+	$(BIN)/python tests/bench/accuracy.py $(ARGS)
+
+bench-rules: packages $(INSTALLED)
+	$(BIN)/python tests/bench/scale.py $(ARGS)
+
+bench-alerts: packages $(INSTALLED)
+	$(BIN)/python tests/bench/alerts.py
+	$(BIN)/python -m pytest -m long
+
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus gcc=gcc curl=curl openssl=openssl
+	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl openssl=openssl
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

@@ -197,10 +197,14 @@ class Thresholds:
 
     latency_ratio: float = 2.0
     """P99 over its baseline at which the latency line trips."""
+    latency_warning_ratio: float = 1.5
+    """P99 over its baseline at which a warning says that it rises."""
     latency_floor_seconds: float = 0.05
     """P99 must exceed its baseline by at least this much, so that a doubling of nothing wakes nobody."""
     min_requests: float = 20.0
     """Requests in the window below which latency and error ratio are not judged."""
+    min_errors: float = 3.0
+    """Failed requests in the window below which the error ratio is not judged: one of twenty is no outage."""
     error_ratio: float = 0.05
     """Errors over requests at which the error line trips."""
     memory_used_ratio: float = 0.90
@@ -223,8 +227,9 @@ class Thresholds:
         for name in ("error_ratio", "memory_used_ratio", "kv_cache_usage_ratio"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be a ratio from 0 to 1, got {getattr(self, name):g}")
-        if self.latency_ratio <= 1:
-            raise ValueError("latency_ratio must be above 1: it is a multiple of the baseline")
+        for name in ("latency_ratio", "latency_warning_ratio"):
+            if getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 1: it is a multiple of the baseline")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import aiohttp
 import click
 import manifests
 import pytest
+import rules
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
@@ -198,7 +199,18 @@ def reasons_table(reasons: dict[str, remedies.Advice]) -> str:
     return _table(("reason", "cause", "remedy"), [(_code(reason), *advice) for reason, advice in reasons.items()])
 
 
+def alerts_table() -> str:
+    rows: dict[str, tuple[str, str, str, str]] = {}
+    for rule in sorted(rules.alerts(), key=lambda rule: list(services._ALERTS).index(rule["alert"])):
+        name, labels = rule["alert"], rule["labels"]
+        rows.setdefault(name, (
+            f"[`{name}`](deploy/runbooks/{name}.md)", labels["severity"], rule.get("for", "at once"), _prose(rule["annotations"]["summary"])
+        ))  # fmt: skip
+    return _table(("alert", "severity", "after", "fires when"), list(rows.values()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "alerts": alerts_table,
     "fields": fields_table,
     "flags": flags_table,
     "settings": settings_table,
@@ -539,7 +551,7 @@ def _promtool(*arguments: str | Path) -> None:
 
 def test_prometheus_takes_the_scrape_config_and_the_queries(tmp_path: Path) -> None:
     scrape_config, rules = tmp_path / "prometheus.yml", tmp_path / "rules.yml"
-    scrape_config.write_text(example("scrape config"))
+    scrape_config.write_text(example("rule files") + example("scrape config"))
     _promtool("check", "config", scrape_config)
     queries = [line for line in example("promql").splitlines() if line and not line.startswith("#")]
     rules.write_text(

@@ -9,10 +9,14 @@ import signal
 import statistics
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import aiohttp
 import pytest
 from load import Seen, closed_loop, p50
+from load import drive as drive_elsewhere
+from pager import Pager
 from realengine import VLLM_SLOTS, Page, Server, Watcher, free_port, traced_watcher, until, vllm, with_traces
 
 pytestmark = pytest.mark.engine
@@ -40,9 +44,24 @@ def server(tmp_path_factory, otlp_port: int):
 
 
 @pytest.fixture(scope="module")
-def watcher(server: Server):
-    with Watcher("--engine-url", server.url, "--log", str(server.log), "--gpus", "none") as watcher:
+def pins(server: Server) -> Path:
+    path = server.log.with_name("baseline.yaml")
+    path.write_text("pins: []\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def watcher(server: Server, pins: Path):
+    arguments = ("--engine-url", server.url, "--log", str(server.log), "--gpus", "none", "--pin", str(pins))
+    with Watcher(*arguments) as watcher:
         yield watcher
+
+
+@pytest.fixture(scope="module")
+def pager(watcher: Watcher, tmp_path_factory):
+    """Started with the first test that is about pages."""
+    with Pager(watcher.port, tmp_path_factory.mktemp("pager")) as pager:
+        yield pager
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +229,36 @@ def test_3_who_hangs_up_is_aborted_and_who_asks_too_much_is_rejected(server: Ser
     assert page.errors() == {}
 
 
+def test_4_load_doubles_the_latency_and_a_page_goes_out(server: Server, pager: Pager, pins: Path) -> None:
+    """Short answers, so that ten seconds of a calm server are enough requests to judge."""
+
+    def load(concurrency: int, seconds: float) -> None:
+        options = {"concurrency": concurrency, "requests": 1, "seconds": seconds, "tokens": 8}
+        asyncio.run(drive_elsewhere(server.url, "hy3", **options))
+
+    p99, baseline = "stopline:request_latency_seconds:p99_5m", "stopline:request_latency_seconds:p99_baseline"
+    with ThreadPoolExecutor() as pool:
+        calm = pool.submit(load, 2, 22.0)
+        time.sleep(12.0)
+        before = until(lambda: pager.value(p99), 20, "requests are judged")
+        pins.write_text(f"pins:\n- {{signal: request, quantile: 0.99, seconds: {before:.3f}s}}\n")
+        until(lambda: pager.value(baseline), 20, "the baseline is pinned")
+        calm.result()
+        assert pager.told() == set()
+
+        overload = pool.submit(load, 24, 25.0)
+        page = pager.wait("StoplineLatencyDoubled", 60)
+        print(page["annotations"]["description"])
+        assert page["labels"] | {"severity": "critical", "line": "latency", "model": "hy3"} == page["labels"]
+        assert page["annotations"]["description"].endswith("Cause: queue.")
+        assert page["annotations"]["runbook_url"].endswith("/StoplineLatencyDoubled.md")
+        overload.result()
+        calm = pool.submit(load, 2, 25.0)
+        pager.wait("StoplineLatencyDoubled", 60, status="resolved")
+        calm.result()
+        assert pager.told() <= {"StoplineLatencyDoubled", "StoplineLatencyRising"}
+
+
 async def drive_and_kill(server: Server) -> list[Seen]:
     load = asyncio.create_task(closed_loop(server.url, "hy3", concurrency=6, requests=6, tokens=400))
     await asyncio.sleep(1.0)
@@ -219,17 +268,18 @@ async def drive_and_kill(server: Server) -> list[Seen]:
     return await load
 
 
-def test_4_a_killed_core_is_exactly_one_failure(server: Server, watcher: Watcher) -> None:
+def test_5_a_killed_core_is_exactly_one_failure_and_a_page(server: Server, watcher: Watcher, pager: Pager) -> None:
     asyncio.run(drive_and_kill(server))
     until(lambda: watcher.page()("engine_up") == 0, 20, "engine down")
     until(lambda: watcher.page().errors() == {"engine_dead": 1.0}, 10, "one failure")
     page = watcher.page()
     assert page.all("requests_running") == page.all("requests_waiting") == page.all("kv_cache_usage_ratio") == {}
     assert page("engine_phase", state="dead") == 1
+    assert "Kind: engine_dead." in pager.wait("StoplineEngineFailed", 30)["annotations"]["description"]
     until(lambda: watcher.page()("source_up", source="metrics") == 0, 10, "page gone")
 
 
-def test_5_after_a_restart_counters_go_on_and_a_planned_stop_is_no_failure(server: Server, watcher: Watcher) -> None:
+def test_6_after_a_restart_counters_go_on_and_a_planned_stop_is_no_failure(server: Server, watcher: Watcher) -> None:
     server.stop(signal.SIGKILL)
     before = watcher.page()
     server.start(180)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.refine import Window, values
+from exporter.refine import Placed, Recent, Window, values
 
 VLLM = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
 
@@ -19,25 +19,44 @@ def window(bounds: tuple[float, ...], observed: list[float]) -> Window:
     return Window(bounds, tuple(counts), math.fsum(observed))
 
 
+SECONDS = st.floats(1e-6, 5000.0, allow_nan=False)
+SHAPE = st.lists(st.tuples(st.floats(0.0, 5000.0), st.integers(1, 1000)), max_size=20)
+
+
 @given(
     st.sampled_from([VLLM, (0.0, 0.001, 0.1, 1.0), (), (1.0,)]),
-    st.lists(st.floats(1e-6, 5000.0, allow_nan=False), min_size=1, max_size=50),
+    st.lists(SECONDS, min_size=1, max_size=50),
+    SHAPE,
+    st.integers(1, 100),
 )
-def test_counts_per_coarse_bucket_and_the_sum_are_exact(bounds: tuple[float, ...], observed: list[float]) -> None:
-    coarse = window(bounds, observed)
-    placed = values(coarse)
+def test_counts_per_coarse_bucket_and_the_sum_are_exact_whatever_the_shape(
+    bounds: tuple[float, ...], observed: list[float], shape: Placed, times: int
+) -> None:
+    coarse = window(bounds, observed * times)
+    placed = values(coarse, shape=shape)
     assert placed is not None
-    pairs = list(placed)
     again = [0] * (len(bounds) + 1)
-    for value, count in pairs:
+    for value, count in placed:
         again[bisect_left(bounds, value)] += count
     assert tuple(again) == coarse.counts
-    assert math.fsum(v * n for v, n in pairs) == pytest.approx(coarse.sum, rel=1e-6, abs=1e-6)
+    assert math.fsum(v * n for v, n in placed) == pytest.approx(coarse.sum, rel=1e-6, abs=1e-6)
 
 
-@given(st.floats(1e-6, 1000.0))
-def test_a_single_request_gives_its_very_value(value: float) -> None:
-    placed = values(window(VLLM, [value]))
+@given(st.lists(st.integers(-5, 20), min_size=3, max_size=3), st.floats(), SHAPE)
+def test_a_window_is_placed_within_its_buckets_or_dropped(counts: list[int], total: float, shape: Placed) -> None:
+    placed = values(Window((0.3, 1.0), tuple(counts), total), longest=86_400.0, shape=shape)
+    possible = min(counts) >= 0 and 0.3 * counts[1] + counts[2] <= total <= 86_400.0 * sum(counts)
+    possible = possible and (counts[2] > 0 or total <= 0.3 * counts[0] + counts[1])
+    if placed is None:
+        assert not possible
+    else:
+        assert sum(n for _, n in placed) == sum(counts)
+        assert sum(v * n for v, n in placed) == pytest.approx(total, rel=1e-5, abs=1e-5)
+
+
+@given(st.floats(1e-6, 1000.0), SHAPE)
+def test_a_single_request_gives_its_very_value(value: float, shape: Placed) -> None:
+    placed = values(window(VLLM, [value]), shape=shape)
     assert placed is not None
     assert list(placed) == [(pytest.approx(value, rel=1e-6), 1)]
 
@@ -71,4 +90,37 @@ def test_a_wait_below_the_floor_is_seen() -> None:
     fast, slow = values(window(VLLM, [0.002])), values(window(VLLM, [0.004]))
     assert fast is not None
     assert slow is not None
-    assert (next(fast)[0], next(slow)[0]) == (pytest.approx(0.002), pytest.approx(0.004))
+    assert (fast[0][0], slow[0][0]) == (pytest.approx(0.002), pytest.approx(0.004))
+
+
+def test_without_a_shape_values_are_as_near_to_one_another_as_their_buckets_allow() -> None:
+    placed = values(window(VLLM, [2.1, 2.2, 2.6]))
+    assert placed == [(pytest.approx(2.2, rel=1e-6), 2), (pytest.approx(2.5, rel=1e-6), 1)]
+
+
+def test_who_waited_is_told_from_who_did_not_by_the_first_tokens() -> None:
+    """Three had their first token at once and one late: the wait is that one's, not a quarter of it each one's."""
+    placed = values(window(VLLM, [0.0001, 0.0001, 0.0001, 0.2]), shape=[(0.05, 1), (0.06, 2), (0.27, 1)])
+    assert placed is not None
+    assert [v for v, _ in placed] == pytest.approx([0, 0, 0, 0.2], abs=1e-3)
+
+
+def test_the_offset_of_a_standing_queue_is_the_time_of_service() -> None:
+    placed = values(window(VLLM, [6.0, 7.0, 8.0]), shape=[(6.4, 1), (7.4, 1), (8.4, 1)])
+    assert placed == [(pytest.approx(wait), 1) for wait in (6.0, 7.0, 8.0)]
+
+
+def test_many_values_of_one_bucket_go_in_groups() -> None:
+    placed = values(window(VLLM, [0.1] * 100_000), shape=[(n / 1000, 1) for n in range(200)])
+    assert placed is not None
+    assert len(placed) <= 32
+    assert sum(n for _, n in placed) == 100_000
+
+
+def test_the_last_values_are_those_of_whole_polls_and_bounded() -> None:
+    recent = Recent(most=5)
+    for n in range(10):
+        recent.add([(float(n), 2)])
+    assert recent.last(3) == [(9.0, 2), (8.0, 2)]
+    assert recent.last(math.inf) == [(9.0, 2), (8.0, 2), (7.0, 2)]
+    assert recent.last(0) == []

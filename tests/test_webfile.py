@@ -16,7 +16,7 @@ from exporter.config import Config, GpuConfig, WebConfig
 from exporter.sidecar import Sidecar
 from exporter.strictyaml import ConfigError
 
-HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+HASH = "$2b$04$zO.1U7Jh59qJmxAq5gE4Oe6sWi216T45w60rtwQh00N7P.fk01H/W"  # of secret
 OTHER = bcrypt.hashpw(b"other", bcrypt.gensalt(4)).decode()
 
 

@@ -47,7 +47,7 @@ _STARTS = "process_start_time_seconds and on (job, instance) stopline_build_info
 _BASELINE = "stopline:request_latency_seconds:p99_baseline"
 _TOLD = 5  # targets
 _SCRAPE = "add the job of the README's scrape config; an operator wants a PodMonitor that it selects"
-_RULES = "this version ships no rules yet: write them over the queries of the README, named Stopline…"
+_RULES = "load deploy/rules/*.yaml, or apply deploy/rules/kubernetes/prometheusrule.yaml (README: alerts)"
 _FAILING = "correct the rule; promtool check rules and its last error say where"
 _BOARDS = "this version ships no board yet: build one over the queries of the README, with Stopline in its title"
 

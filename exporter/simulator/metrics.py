@@ -91,10 +91,13 @@ def token_bounds(most: int) -> tuple[float, ...]:
 
 
 class Page(Observer):
-    """Attaches itself to *engine*.  *epoch* is the Unix time at which the engine's clock was 0."""
+    """Attaches itself to *engine*.  *epoch* is the Unix time at which the engine's clock was 0.
 
-    def __init__(self, engine: Engine, epoch: float = 0.0) -> None:
-        self._engine, self._epoch = engine, epoch
+    *request_bounds* are those of the times of a request but its first token: another engine's, if need be.
+    """
+
+    def __init__(self, engine: Engine, epoch: float = 0.0, request_bounds: Sequence[float] = REQUEST_BOUNDS) -> None:
+        self._engine, self._epoch, self._request_bounds = engine, epoch, request_bounds
         self._reset()
         engine.attach(self)
 
@@ -136,6 +139,7 @@ class Page(Observer):
             return self._family("histogram", f"vllm:{name}", documentation).histogram(bounds, **self._labels)
 
         tokens = token_bounds(self._engine.config.max_model_len)
+        bounds = self._request_bounds
         few = (1.0, 2.0, 5.0, 10.0, 20.0)
         self._prompt = add("request_prompt_tokens", "Number of prefill tokens processed.", tokens)
         self._generation = add("request_generation_tokens", "Number of generation tokens.", tokens)
@@ -148,11 +152,11 @@ class Page(Observer):
         self._mean_gap = add(
             "request_time_per_output_token_seconds", "Time per output token per request.", TOKEN_GAP_BOUNDS
         )
-        self._latency = add("e2e_request_latency_seconds", "E2e request latency in seconds.", REQUEST_BOUNDS)
-        self._queue = add("request_queue_time_seconds", "Time spent in WAITING phase.", REQUEST_BOUNDS)
-        self._inference = add("request_inference_time_seconds", "Time spent in RUNNING phase.", REQUEST_BOUNDS)
-        self._prefill = add("request_prefill_time_seconds", "Time spent in PREFILL phase.", REQUEST_BOUNDS)
-        self._decode = add("request_decode_time_seconds", "Time spent in DECODE phase.", REQUEST_BOUNDS)
+        self._latency = add("e2e_request_latency_seconds", "E2e request latency in seconds.", bounds)
+        self._queue = add("request_queue_time_seconds", "Time spent in WAITING phase.", bounds)
+        self._inference = add("request_inference_time_seconds", "Time spent in RUNNING phase.", bounds)
+        self._prefill = add("request_prefill_time_seconds", "Time spent in PREFILL phase.", bounds)
+        self._decode = add("request_decode_time_seconds", "Time spent in DECODE phase.", bounds)
         self._preemptions = add("request_num_preemptions", "Preemptions per request.", (1, 2, 3, 4, 5, 10, 20))
         self._computed = add("request_prefill_kv_computed_tokens", "KV tokens computed in prefill.", tokens)
 

@@ -1,11 +1,11 @@
 """A run in virtual time: as fast as the CPU allows, with a page at every poll."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .engine import Engine
 from .load import Load
-from .metrics import Page
+from .metrics import REQUEST_BOUNDS, Page
 from .truth import Truth
 
 EPOCH = 1_796_023_551.0  # Unix time of the clock's 0; any would do
@@ -18,6 +18,7 @@ def simulate(
     *,
     every: float = 1.0,
     on_poll: Callable[[float, str], object] | None = None,
+    request_bounds: Sequence[float] = REQUEST_BOUNDS,
 ) -> Truth:
     """Put *load* on *engine* for so many seconds of its clock; gives what really happened.
 
@@ -25,7 +26,7 @@ def simulate(
     seconds: what a scraper of this server would have seen.  The page counts from here on.  At the end the
     load is stopped, and what is then in flight stays there (`engine.advance` lets it finish).
     """
-    truth, page = Truth(engine), Page(engine, EPOCH)
+    truth, page = Truth(engine), Page(engine, EPOCH, request_bounds)
     began = engine.now
     load.start(engine)
     for poll in range(math.floor(seconds / every * (1 + 1e-12)) + 1):

@@ -1,6 +1,7 @@
 """The log source: follows a file, a glob or standard input and has its lines understood."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from exporter.sources.lines import Lines
 from exporter.store import Store
 
 _TELL_SECONDS = 0.25
+_QUIET_SECONDS = 0.5
 _TOTALS = (
     (catalog.LOG_LINES, "lines"),
     (catalog.LOG_BYTES, "bytes"),
@@ -46,6 +48,7 @@ class LogSource:
         self._tick = tick
         self._recognise = recognise
         self._clock = clock
+        self._told_at = -math.inf
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -67,18 +70,25 @@ class LogSource:
         return self._files.paths
 
     async def once(self) -> None:
-        """Read all that is there now; what is known meanwhile is told, however long that takes."""
+        """Read all that is there now; what is known meanwhile is told, however long that takes.
+
+        Of a quiet log there is little to tell.
+        """
         began = told = self._clock()
+        quiet = began - self._told_at < _QUIET_SECONDS
         for chunk in self._files.poll():
+            quiet = False
             self._recognise(chunk.data)
             self._lines.feed(chunk.data, history=chunk.history)
             if self._clock() - told >= _TELL_SECONDS:
                 told = self._clock()
                 self._tell(told - began)
             await asyncio.sleep(0)
-        self._tell(self._clock() - began)
+        if not quiet:
+            self._tell(self._clock() - began)
 
     def _tell(self, seconds: float) -> None:
+        self._told_at = self._clock()
         self._lines.flush()
         source, stats, store = self._lines.source, self._files.stats, self._store
         for family, name in _TOTALS:

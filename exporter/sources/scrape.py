@@ -15,7 +15,9 @@ from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
 from exporter.sources.fetch import Server, Unreadable
 from exporter.sources.flows import Flow, Owed, Presence
-from exporter.sources.page import Increases, Key, NotAPage, Page, PageReader, histograms, names_of, totals
+from exporter.sources.increases import Increases, histograms, totals
+from exporter.sources.page import Key, NotAPage, Page, PageReader, names_of
+from exporter.sources.shapes import Shapes
 from exporter.store import OTHER, Store
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class ScrapeSource:
             self._owed: dict[tuple[int, Labels], Owed] = defaultdict(Owed)
             self._flows: dict[tuple[int, Labels], Flow] = defaultdict(Flow)
             self._presence = Presence()
+            self._shapes = Shapes()
             for name, order in profile.order.items():
                 family, _, of = name.partition(".")
                 signal = catalog.BY_SHORT[family]
@@ -205,6 +208,7 @@ class ScrapeSource:
         if increases.restarted or (self._models_served and self._models_served.isdisjoint(models)):
             self._owed.clear()
             self._flows.clear()
+            self._shapes = Shapes()
             log.info("engine restarted: url=%s", self._server.url)
             self._store.keep_models(models)
         self._models_served = set(models) - {""}
@@ -214,9 +218,10 @@ class ScrapeSource:
         for what, info in profile.info.items():
             for native, _, _ in _matching(page, info.sample, PageRule(info.sample)):
                 self._lifecycle.tell(what, native.get(info.label))
-        gauges: dict[tuple[Family, Labels], float] = {}
+        self._gauges: dict[tuple[Family, Labels], float] = {}
+        gauges = self._gauges
         moved = False
-        for short, rules in profile.page_rules().items():
+        for short, rules in sorted(profile.page_rules().items(), key=_turn):
             family = catalog.BY_SHORT[short]
             for rule in rules:
                 name = next((n for n in rule.names if page.has(n)), None)
@@ -351,11 +356,13 @@ class ScrapeSource:
                 continue
             moved = True
             scaled = refine.Window(tuple(b * rule.scale for b in window.bounds), window.counts, window.sum * rule.scale)
-            placed = refine.values(scaled, self._longest)
+            labels = self._labels(family, rule, native, model)
+            engine = self._labels(catalog.RUNNING, rule, native, model)
+            running = self._gauges.get((catalog.RUNNING, engine), 0.0)
+            placed = self._shapes.place(family, labels, engine[-1], scaled, self._longest, running)
             if placed is None:
                 self._store.drop(family, max(1, sum(n for n in window.counts if n > 0)))
                 continue
-            labels = self._labels(family, rule, native, model)
             for value, count in placed:
                 self._store.observe(family, labels, value, count, origin="metrics")
         return moved
@@ -368,6 +375,12 @@ class ScrapeSource:
                 log.warning("engine not readable: url=%s reason=%s detail=%r", self._server.url, reason, detail)
             else:
                 log.info("engine readable: url=%s", self._server.url)
+
+
+def _turn(rules: tuple[str, object]) -> tuple[bool, bool]:
+    """Gauges first and first tokens before other times: how queue waits are spread is taken from both."""
+    family = catalog.BY_SHORT[rules[0]]
+    return family.kind != "gauge", family is not catalog.FIRST_TOKEN
 
 
 def _fits(native: dict[str, str], rule: PageRule) -> bool:

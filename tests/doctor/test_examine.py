@@ -389,7 +389,7 @@ engine
   ok       vLLM, recognised by its page
   ok       it is up, phase serving
   ok       http://127.0.0.1:N/metrics is N B, read in N ms: N% of scrape.interval
-  warning  missing on its page: vllm:num_requests_waiting, vllm:kv_cache_usage_perc, vllm:request_queue_time_seconds, vllm:time_to_first_token_seconds, vllm:inter_token_latency_seconds, vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:request_success_total and 1 more
+  warning  missing on its page: vllm:num_requests_waiting, vllm:kv_cache_usage_perc, vllm:time_to_first_token_seconds, vllm:request_queue_time_seconds, vllm:inter_token_latency_seconds, vllm:prompt_tokens_total, vllm:generation_tokens_total, vllm:request_success_total and 1 more
            this version of the engine has no such metric, or a flag is off: see flags (README: engines); compare the version with the table
   ok       model tiny
   note     not known of its start: parallelism, limits, KV cache capacity, version

@@ -12,7 +12,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
-from exporter.sources.page import Increases, NotAPage, PageReader, histograms, names_of
+from exporter.sources.increases import Increases, histograms
+from exporter.sources.page import NotAPage, PageReader, names_of
 
 VLLM = profiles.bundled("vllm")
 TOKENS = "vllm:prompt_tokens_total"
@@ -180,7 +181,7 @@ def test_a_series_that_was_there_without_a_number_has_no_known_increase(nothing:
 
 
 def test_a_page_that_churns_labels_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.sources.page._MOST_REMEMBERED", 100)
+    monkeypatch.setattr("exporter.sources.increases._MOST_REMEMBERED", 100)
     increases = Increases()
     for poll in range(50):
         page = read(tokens(poll) + "".join(f'{TOKENS}{{model_name="{poll}-{i}"}} 1\n' for i in range(10)))

@@ -408,6 +408,61 @@ async def test_an_uptime_in_a_sum_is_dropped_and_the_next_window_counts(session,
     assert rig.store.counters[catalog.SERIES_DROPPED] == {("stopline_request_queue_wait_seconds",): 3}
 
 
+def queue_page(low: int, all_: int, total: object) -> str:
+    """A vLLM page of the queue wait alone: requests of at most 0.3 s, all of them, and their sum."""
+    name = "vllm:request_queue_time_seconds"
+    return (
+        "process_start_time_seconds 1796100000\n"
+        f'{name}_bucket{{le="0.3",model_name="m"}} {low}\n{name}_bucket{{le="+Inf",model_name="m"}} {all_}\n'
+        f'{name}_count{{model_name="m"}} {all_}\n{name}_sum{{model_name="m"}} {total}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "all_", "total"),
+    [
+        (12, 12, -5.0),
+        (12, 12, 599_999.0),
+        (12, 12, 0.9),
+        (12, 12, "NaN"),
+        (12, 12, "+Inf"),
+        (12, 12, 700.0),
+        (8, 12, 1.2),
+        (10, 12, 1.02),
+    ],
+    ids=["negative-sum", "uptime", "sum-falls", "nan", "infinite", "sum-above", "bucket-falls", "sum-below"],
+)
+async def test_a_window_that_cannot_be_true_changes_no_quantile(session, upstream, low, all_, total) -> None:
+    """What engines tell of requests that ended before a milestone is dropped and counted, and the next poll counts."""
+    rig = Rig(session, upstream.url)
+    for page in (queue_page(0, 0, 0.0), queue_page(10, 10, 1.0), queue_page(low, all_, total)):
+        upstream.page = page
+        await rig.once()
+    buckets = rig.store.histograms[catalog.QUEUE_WAIT]["m", "metrics"]
+    assert (buckets.cumulative()[-1], buckets.sum) == (10, pytest.approx(1.0))
+    assert rig.store.counters[catalog.SERIES_DROPPED]["stopline_request_queue_wait_seconds",] >= 1
+
+
+async def test_a_queue_wait_is_spread_as_the_first_tokens_of_the_same_engine_were(session, upstream) -> None:
+    """Of four that ended together one had a late first token: it has waited, and the three have not."""
+
+    def page(first: tuple[int, ...], first_sum: float, ended: int, waited: float) -> str:
+        name = "vllm:time_to_first_token_seconds"
+        labels = 'engine="0",model_name="m"'
+        bounds = ("0.06", "0.25", "0.5", "+Inf")
+        buckets = [f'{name}_bucket{{{labels},le="{le}"}} {n}\n' for le, n in zip(bounds, first, strict=True)]
+        queue = queue_page(ended, ended, waited).replace('model_name="m"', labels)
+        return f"{''.join(buckets)}{name}_count{{{labels}}} {first[-1]}\n{name}_sum{{{labels}}} {first_sum}\n{queue}"
+
+    rig = Rig(session, upstream.url)
+    for text in (page((0, 0, 0, 0), 0, 0, 0), page((3, 3, 4, 4), 0.45, 0, 0), page((3, 3, 4, 4), 0.45, 4, 0.2)):
+        upstream.page = text
+        await rig.once()
+    buckets = rig.store.histograms[catalog.QUEUE_WAIT]["m", "metrics"]
+    at_rest = next(n for bound, n in zip(buckets.bounds, buckets.cumulative(), strict=False) if bound > 0.01)
+    assert (at_rest, buckets.cumulative()[-1], buckets.sum) == (3, 4, pytest.approx(0.2))
+
+
 async def test_the_token_is_read_anew_for_each_request(session, upstream, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one\n")

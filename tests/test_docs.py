@@ -386,13 +386,17 @@ def test_the_settings_example_is_sound(tmp_path: Path) -> None:
 def test_the_example_of_a_kustomization_and_its_settings_are_rendered(tmp_path: Path) -> None:
     text = example("kustomization")
     for path in re.findall(r"stopline/(deploy/\S+)", text):
-        text = text.replace(f"stopline/{path}", os.path.relpath(ROOT / path, tmp_path.resolve()))
+        if (ROOT / path).is_file():  # must lie below
+            (tmp_path / "stopline" / path).parent.mkdir(parents=True)
+            shutil.copy(ROOT / path, tmp_path / "stopline" / path)
+        else:
+            text = text.replace(f"stopline/{path}", os.path.relpath(ROOT / path, tmp_path.resolve()))
     (tmp_path / "kustomization.yaml").write_text(text + "patches: [{path: settings.yaml}]\n")
     (tmp_path / "settings.yaml").write_text(example("settings patch"))
     shutil.copy(ROOT / "deploy/kustomize/examples/sglang/server.yaml", tmp_path)
     rendered = manifests.parsed(manifests.kustomize(tmp_path))
     kinds = {m["kind"]: m for m in rendered}
-    assert set(kinds) == {"ConfigMap", "PodMonitor", "StatefulSet"}
+    assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule", "StatefulSet"}
     assert kinds["PodMonitor"]["metadata"]["labels"] == {"release": "kps"}
     assert "30000" in kinds["ConfigMap"]["data"]["stopline.yml"]
     (pod,) = manifests.pods(rendered)

@@ -27,7 +27,7 @@ def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> Non
         for mount in service["volumes"]:
             source = mount.split(":")[0]
             known = (COMPOSE / source).exists() if source.startswith(".") else source in declared
-            assert known or source == "../rules", (name, mount)  # the rules come with theirs
+            assert known, (name, mount)
 
 
 def test_the_services_know_each_other_and_are_reached_from_this_machine_alone() -> None:

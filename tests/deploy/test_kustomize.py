@@ -71,7 +71,7 @@ def check_sidecar(pod: Manifest, *, native: bool) -> None:
     assert sidecar["resources"]["requests"] == sidecar["resources"]["limits"]
     assert sidecar["securityContext"]["readOnlyRootFilesystem"]
     assert sidecar["ports"] == [{"name": "stopline", "containerPort": config.DEFAULT_PORT}]
-    assert pod["metadata"]["labels"]["stopline"] == "sidecar"
+    assert pod["metadata"]["labels"]["stopline"] in ("sidecar", "worker")
     volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
     for container in containers(pod).values():
         mounts = container.get("volumeMounts", [])
@@ -145,6 +145,29 @@ def test_gpus_are_shown_to_the_sidecar_without_taking_one(tmp_path: Path, way: s
         assert sidecar["resources"]["claims"] == [{"name": "gpu"}]
 
 
+def test_with_tls_the_probe_and_the_monitor_speak_it(tmp_path: Path) -> None:
+    paths = {
+        name: os.path.relpath(DEPLOY / "kustomize" / name, tmp_path.resolve())
+        for name in ("sidecar", "tls", "podmonitor")
+    }
+    (tmp_path / "server.yaml").write_text(yaml.safe_dump(server("StatefulSet")))
+    settings = {"resources": ["server.yaml", paths["podmonitor"]], "components": [paths["sidecar"], paths["tls"]]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(settings))
+    manifests = parsed(kustomize(tmp_path))
+    check_schemas(manifests)
+    (pod,) = pods(manifests)
+    check_sidecar(pod, native=True)
+    assert beyond_restricted(pod) == set()
+    assert containers(pod)["stopline"]["livenessProbe"]["httpGet"] == {
+        "path": "/-/healthy",
+        "port": "stopline",
+        "scheme": "HTTPS",
+    }
+    endpoints = [e for m in manifests if m["kind"] == "PodMonitor" for e in m["spec"]["podMetricsEndpoints"]]
+    assert [(e["port"], e["scheme"]) for e in endpoints] == [("stopline", "https")] * 2
+    assert all({"tlsConfig", "basicAuth"} <= set(e) for e in endpoints)
+
+
 def test_the_network_policy_closes_our_port_and_no_other() -> None:
     (policy,) = parsed(kustomize(DEPLOY / "kustomize/networkpolicy"))
     check_schemas([policy])
@@ -191,9 +214,9 @@ def test_an_example_is_sound(example: tuple[str, str], tmp_path: Path) -> None:
                 loaded = config.load(path)
                 if key == "stopline.yml":
                     check_port(loaded.engine.url, next(pods(manifests)))
-    (monitor,) = (m for m in manifests if m["kind"] == "PodMonitor")
-    assert monitor["spec"]["selector"] == {"matchLabels": {"stopline": "sidecar"}}
-    assert [e["port"] for e in monitor["spec"]["podMetricsEndpoints"]] == ["stopline"]
+    monitors = [m["spec"] for m in manifests if m["kind"] == "PodMonitor"]
+    assert {m["selector"]["matchLabels"]["stopline"] for m in monitors} == {"sidecar", "worker"}
+    assert [e["port"] for m in monitors for e in m["podMetricsEndpoints"]] == ["stopline"] * 2
 
 
 def check_port(url: str, pod: Manifest) -> None:
@@ -212,6 +235,7 @@ def test_a_restart_of_the_sidecar_alone_does_not_cost_the_group() -> None:
     """A LeaderWorkerSet counts the restarts of every container; only the leader has a page."""
     both = list(pods(parsed(kustomize(DEPLOY / "kustomize/examples/two-nodes"))))
     assert ["livenessProbe" in containers(pod)["stopline"] for pod in both] == [False, False]
+    assert [pod["metadata"]["labels"]["stopline"] for pod in both] == ["sidecar", "worker"]
     assert [containers(pod)["stopline"]["args"][-1] for pod in both] == [
         "/etc/stopline/stopline.yml",
         "/etc/stopline/worker.yml",

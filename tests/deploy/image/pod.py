@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 from manifests import DEPLOY, ROOT, kustomize, parsed, pods
+from pager import Pager
 from prometheus_client.parser import text_string_to_metric_families
+from realengine import until
 from to_podman import pod
 
 BASE, IMAGE = "localhost/ci/python:3.13-slim-trixie", "localhost/stopline:ci"
@@ -142,12 +144,16 @@ def test_a_killed_sidecar_comes_back_and_the_server_does_not_notice(running: Non
     eventually(lambda: page()["stopline_log_lines_total"] > 0)
 
 
-def test_a_frozen_server_shows(running: None) -> None:
-    podman("pause", "engine-server")
-    took = eventually(lambda: page()["stopline_engine_up"] == 0)
-    podman("unpause", "engine-server")
-    eventually(lambda: page()["stopline_engine_up"] == 1)
-    print(f"frozen server seen after {took:.1f} s")
+def test_a_frozen_server_pages_by_the_shipped_rules(running: None, tmp_path: Path) -> None:
+    """With durations shortened by the rules' own generator: a minute is two seconds."""
+    with Pager(10777, tmp_path) as pager:
+        until(lambda: pager.value("stopline_engine_up") == 1, 20, "scraped")
+        began = time.monotonic()
+        podman("pause", "engine-server")
+        pager.wait("StoplineEngineUnreachable", 60)
+        print(f"frozen server paged after {time.monotonic() - began:.1f} s")
+        podman("unpause", "engine-server")
+        pager.wait("StoplineEngineUnreachable", 60, "resolved")
 
 
 def test_the_server_ends_as_it_wants_to_and_its_last_words_are_read(running: None) -> None:

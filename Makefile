@@ -18,8 +18,8 @@ test: packages lint
 test-engine: packages $(INSTALLED)
 	$(BIN)/python -m pytest -m engine -s
 
-test-image: $(INSTALLED)
-	@./.ci/packages promtool=prometheus podman=podman buildah=buildah crun=crun conmon=conmon catatonit=catatonit mmdebstrap=mmdebstrap ip=iproute2
+test-image: packages $(INSTALLED)
+	@./.ci/packages podman=podman buildah=buildah crun=crun conmon=conmon catatonit=catatonit mmdebstrap=mmdebstrap ip=iproute2
 	tests/deploy/image/run.sh
 
 lint: $(INSTALLED)

@@ -399,6 +399,7 @@ def test_the_example_of_a_kustomization_and_its_settings_are_rendered(tmp_path: 
     assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule", "StatefulSet"}
     assert kinds["PodMonitor"]["metadata"]["labels"] == {"release": "kps"}
     assert "30000" in kinds["ConfigMap"]["data"]["stopline.yml"]
+    assert {m["metadata"]["namespace"] for m in rendered} == {"ml"}
     (pod,) = manifests.pods(rendered)
     assert manifests.containers(pod)["stopline"]["image"] == f"registry.example.com/stopline:{__version__}"
 

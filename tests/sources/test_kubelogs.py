@@ -1,6 +1,8 @@
 """A container's log from an API server that streams in chunks, breaks where it likes, and restarts the container."""
 
 import asyncio
+import ssl
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -296,6 +298,29 @@ async def test_a_burst_waits_in_the_server_and_not_here(follow) -> None:
     await asyncio.sleep(0.5)
     assert follower.log._waiting_bytes < 2 << 20
     await follower.until(lambda: len(follower.live) == 20_000, 30)
+
+
+async def test_the_clusters_authority_is_trusted_and_no_other(tmp_path: Path) -> None:
+    """Over real TLS, by the address of the API server, as in a pod."""
+    for name in ("ca", "other"):
+        subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+        files = ("-keyout", str(tmp_path / f"{name}.key"), "-out", str(tmp_path / f"{name}.pem"))
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+        subprocess.run(["openssl", "req", "-x509", *key, *subject, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "ca.pem", tmp_path / "ca.key")
+    cluster = Cluster(Container([(1, b"one")]))
+    server = TestServer(cluster.app(), scheme="https")
+    await server.start_server(ssl=context)
+    follower = Follower(str(server.make_url("/")), tmp_path)
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "other.pem").read_bytes())
+    await follower.until(lambda: follower.log.stats.reason == "io_error")
+    assert not follower.live
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "ca.pem").read_bytes())
+    await follower.until(lambda: follower.live == [b"one"])
+    await ended(follower)
+    cluster.close()
+    await server.close()
 
 
 def test_what_kubernetes_tells_a_container_is_enough(tmp_path: Path) -> None:

@@ -146,6 +146,9 @@ def _late_enough(
 
 def _less(groups: Sequence[_Group], spread: Sequence[float], total: float) -> list[tuple[float, int]]:
     """*spread* less the one offset with which the groups, each kept in its bucket, add up to *total*."""
+    if len(groups) == 1:
+        (only,) = groups
+        return [(min(max(total / only.count, only.low), only.high), only.count)]
     turns = []  # the offsets from which on a group is below the end of its bucket, and those from which on at its start
     left = 0.0
     for value, group in zip(spread, groups, strict=True):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.refine import Placed, Recent, Window, values
+from exporter.refine import Placed, Window, even, values
 
 VLLM = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
 
@@ -20,20 +20,22 @@ def window(bounds: tuple[float, ...], observed: list[float]) -> Window:
 
 
 SECONDS = st.floats(1e-6, 5000.0, allow_nan=False)
-SHAPE = st.lists(st.tuples(st.floats(0.0, 5000.0), st.integers(1, 1000)), max_size=20)
+SHAPE = st.lists(st.tuples(st.floats(0.0, 5000.0), st.floats(0.01, 1000.0)), max_size=20)
+LEAST = st.none() | st.floats(0.0, 5000.0)
 
 
 @given(
     st.sampled_from([VLLM, (0.0, 0.001, 0.1, 1.0), (), (1.0,)]),
     st.lists(SECONDS, min_size=1, max_size=50),
     SHAPE,
+    LEAST,
     st.integers(1, 100),
 )
 def test_counts_per_coarse_bucket_and_the_sum_are_exact_whatever_the_shape(
-    bounds: tuple[float, ...], observed: list[float], shape: Placed, times: int
+    bounds: tuple[float, ...], observed: list[float], shape: Placed, least: float | None, times: int
 ) -> None:
     coarse = window(bounds, observed * times)
-    placed = values(coarse, shape=shape)
+    placed = values(coarse, shape=shape, least=least)
     assert placed is not None
     again = [0] * (len(bounds) + 1)
     for value, count in placed:
@@ -42,9 +44,11 @@ def test_counts_per_coarse_bucket_and_the_sum_are_exact_whatever_the_shape(
     assert math.fsum(v * n for v, n in placed) == pytest.approx(coarse.sum, rel=1e-6, abs=1e-6)
 
 
-@given(st.lists(st.integers(-5, 20), min_size=3, max_size=3), st.floats(), SHAPE)
-def test_a_window_is_placed_within_its_buckets_or_dropped(counts: list[int], total: float, shape: Placed) -> None:
-    placed = values(Window((0.3, 1.0), tuple(counts), total), longest=86_400.0, shape=shape)
+@given(st.lists(st.integers(-5, 20), min_size=3, max_size=3), st.floats(), SHAPE, LEAST)
+def test_a_window_is_placed_within_its_buckets_or_dropped(
+    counts: list[int], total: float, shape: Placed, least: float | None
+) -> None:
+    placed = values(Window((0.3, 1.0), tuple(counts), total), longest=86_400.0, shape=shape, least=least)
     possible = min(counts) >= 0 and 0.3 * counts[1] + counts[2] <= total <= 86_400.0 * sum(counts)
     possible = possible and (counts[2] > 0 or total <= 0.3 * counts[0] + counts[1])
     if placed is None:
@@ -54,9 +58,9 @@ def test_a_window_is_placed_within_its_buckets_or_dropped(counts: list[int], tot
         assert sum(v * n for v, n in placed) == pytest.approx(total, rel=1e-5, abs=1e-5)
 
 
-@given(st.floats(1e-6, 1000.0), SHAPE)
-def test_a_single_request_gives_its_very_value(value: float, shape: Placed) -> None:
-    placed = values(window(VLLM, [value]), shape=shape)
+@given(st.floats(1e-6, 1000.0), SHAPE, LEAST)
+def test_a_single_request_gives_its_very_value(value: float, shape: Placed, least: float | None) -> None:
+    placed = values(window(VLLM, [value]), shape=shape, least=least)
     assert placed is not None
     assert list(placed) == [(pytest.approx(value, rel=1e-6), 1)]
 
@@ -117,10 +121,28 @@ def test_many_values_of_one_bucket_go_in_groups() -> None:
     assert sum(n for _, n in placed) == 100_000
 
 
-def test_the_last_values_are_those_of_whole_polls_and_bounded() -> None:
-    recent = Recent(most=5)
-    for n in range(10):
-        recent.add([(float(n), 2)])
-    assert recent.last(3) == [(9.0, 2), (8.0, 2)]
-    assert recent.last(math.inf) == [(9.0, 2), (8.0, 2), (7.0, 2)]
-    assert recent.last(0) == []
+def test_one_who_waited_long_is_told_from_two_who_waited_a_little() -> None:
+    """Of a hundred that may be ending one waited; where less than 50 ms of service cannot be, it is among these two."""
+    shape = [(0.06, 99), (0.3, 1)]
+    placed = values(window(VLLM, [0.0001, 0.24]), shape=shape, least=0.05)
+    assert placed is not None
+    assert [v for v, _ in placed] == pytest.approx([0, 0.24], abs=0.01)
+    shared = values(window(VLLM, [0.0001, 0.24]), shape=shape)
+    assert shared is not None
+    assert [v for v, _ in shared] == pytest.approx([0.12, 0.12], abs=0.01)
+
+
+def test_where_the_shape_has_nothing_late_enough_it_is_used_as_it_is() -> None:
+    placed = values(window(VLLM, [6.0, 7.0]), shape=[(5.1, 1), (6.1, 1)], least=1.0)
+    assert placed == [(pytest.approx(6.0), 1), (pytest.approx(7.0), 1)]
+
+
+def test_an_even_shape_is_within_the_first_part_of_each_bucket() -> None:
+    assert even(Window((1.0, 2.0), (2, 100, 0), 150.0), 0.5, 2) == [(0.125, 1), (0.375, 1), (0.625, 50), (0.875, 50)]
+
+
+def test_the_offset_is_exact_whatever_the_number_of_buckets() -> None:
+    observed = [0.001 * n for n in range(1, 2000)]
+    placed = values(window(tuple(n / 10 for n in range(1, 15)), observed), shape=[(n / 7, 1.5) for n in range(30)])
+    assert placed is not None
+    assert math.fsum(v * n for v, n in placed) == pytest.approx(math.fsum(observed), rel=1e-12)

@@ -233,7 +233,9 @@ class PageRule:
     label, beside *label_value*), *less* takes another off, the first that is there. *count* is how many observations
     a counter of their sum holds, for a histogram that is told as two counters. Of a counter, *less* names those whose
     increase is taken off, for another family counts it already; with *open*, gauges of what is under way, what is left
-    counts once it is neither finished (*less*) nor open any more: that has gone away.
+    counts once it is neither finished (*less*) nor open any more: that has gone away. Of queue waits that are told as
+    requests end, *latency* and *decode* name the histograms of the same requests' times from arrival and from first
+    token to the end.
     """
 
     sample: str | tuple[str, ...] = ""
@@ -246,6 +248,8 @@ class PageRule:
     count: str = ""
     less: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
+    latency: str = ""
+    decode: str = ""
     optional: bool = False
 
     def __post_init__(self) -> None:
@@ -255,7 +259,7 @@ class PageRule:
     @property
     def all_names(self) -> tuple[str, ...]:
         """Every metric the rule looks at."""
-        other = (self.over, self.count, "" if self.label_value else self.times)
+        other = (self.over, self.count, "" if self.label_value else self.times, self.latency, self.decode)
         return tuple(name for name in (*self.names, *other, *self.less, *self.open) if name)
 
     @property

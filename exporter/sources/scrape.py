@@ -17,7 +17,7 @@ from exporter.sources.fetch import Server, Unreadable
 from exporter.sources.flows import Flow, Owed, Presence
 from exporter.sources.increases import Increases, histograms, totals
 from exporter.sources.page import Key, NotAPage, Page, PageReader, names_of
-from exporter.sources.shapes import Shapes
+from exporter.sources.shapes import Ended, Shapes
 from exporter.store import OTHER, Store
 
 log = logging.getLogger(__name__)
@@ -212,6 +212,7 @@ class ScrapeSource:
             log.info("engine restarted: url=%s", self._server.url)
             self._store.keep_models(models)
         self._models_served = set(models) - {""}
+        self._shapes.turn(self._clock())
         self._longest = _LONGEST
         if page.started_at is not None:
             self._longest = max(60.0, self._store.wall() - page.started_at)
@@ -359,13 +360,27 @@ class ScrapeSource:
             labels = self._labels(family, rule, native, model)
             engine = self._labels(catalog.RUNNING, rule, native, model)
             running = self._gauges.get((catalog.RUNNING, engine), 0.0)
-            placed = self._shapes.place(family, labels, engine[-1], scaled, self._longest, running)
+            ended = self._ended(page, rule, native, scaled)
+            placed = self._shapes.place(family, labels, engine[-1], scaled, self._longest, running, ended)
             if placed is None:
                 self._store.drop(family, max(1, sum(n for n in window.counts if n > 0)))
                 continue
             for value, count in placed:
                 self._store.observe(family, labels, value, count, origin="metrics")
         return moved
+
+    def _ended(self, page: Page, rule: PageRule, native: dict[str, str], waits: refine.Window) -> Ended | None:
+        """What the page tells beside the *waits* of the requests that ended; None if not all of it."""
+        latency, decode = (
+            next((self._increases.window(group) for labels, group in histograms(page, name) if labels == native), None)
+            if name
+            else None
+            for name in (rule.latency, rule.decode)
+        )
+        if latency is None or decode is None or not sum(waits.counts):
+            return None
+        decode = refine.Window(tuple(b * rule.scale for b in decode.bounds), decode.counts, decode.sum * rule.scale)
+        return Ended(decode, (latency.sum * rule.scale - decode.sum - waits.sum) / sum(waits.counts))
 
     def _tell(self, reason: str, detail: str) -> None:
         """Say what has changed; repeats are not worth a line."""

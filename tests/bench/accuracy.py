@@ -3,6 +3,7 @@
 
     make bench-accuracy                    # a row for each load, and the summary
     python tests/bench/accuracy.py --json  # the same as JSON
+    python tests/bench/accuracy.py --seed 1000  # the same loads with other requests
 
 Beside the refined quantile stand that of the engine's own buckets (native) and that of the exact values in our bounds
 (floor), all by the interpolation of Prometheus. An error is relative to the true value; what is below the lowest bound
@@ -56,6 +57,10 @@ _PROFILE = replace(  # what no time depends on is left out: parsing it would tak
     _BUNDLED,
     metrics={s: r for s, r in _BUNDLED.metrics.items() if s == "requests_running" or BY_SHORT[s] in SIGNALS.values()},
 )
+_WITHOUT_DECODE = replace(  # times from first token to the end are on vLLM's page alone
+    _PROFILE,
+    metrics={s: tuple(replace(r, latency="", decode="") for r in rules) for s, rules in _PROFILE.page_rules().items()},
+)
 
 
 class Watcher:
@@ -63,14 +68,14 @@ class Watcher:
 
     url = "http://simulated"
 
-    def __init__(self, every: float) -> None:
+    def __init__(self, every: float, bounds: str = "vllm") -> None:
         self.every = every
         self.store = Store(clock=self._clock, wall=lambda: EPOCH + self._now)
         self._now = 0.0
         self._text = ""
         self._source = ScrapeSource(
             self,
-            _PROFILE,
+            _PROFILE if bounds == "vllm" else _WITHOUT_DECODE,
             self.store,
             Lifecycle(has_page=True),
             tick=self._never,
@@ -118,7 +123,7 @@ class Row:
 
 def measure(case: Case, intervals: tuple[float, ...]) -> Iterator[Row]:
     """Run one load and read it at all *intervals*."""
-    watchers = [Watcher(every) for every in intervals]
+    watchers = [Watcher(every, case.bounds) for every in intervals]
     truth = simulate(
         Engine(case.engine, case.seed),
         case.load(),
@@ -190,12 +195,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="loads whose name has this")
+    parser.add_argument("--seed", type=int, default=0, help="added to the seed of each load")
     arguments = parser.parse_args()
     rows: list[Row] = []
     header = f"{'P99 of the queue wait':36} {'requests':>8} {'true':>10} {'native':>8} {'floor':>8}"
     if not arguments.json:
         print(header + "".join(f" {every:5g} s" for every in (SHORTEST, USUAL, LONGEST)))
-    for index, case in enumerate(cases()):
+    for index, case in enumerate(cases(arguments.seed)):
         if arguments.only in case.name:
             often = (SHORTEST,) if index % 6 == 2 else ()  # reading a page takes the most of the time
             rows += measure(case, (*often, USUAL, LONGEST))

@@ -68,9 +68,8 @@ def _engines() -> Iterator[tuple[str, EngineConfig, Mix, float]]:
     yield "toy", TOY, SHORT, 24.0
 
 
-def cases() -> Iterator[Case]:
-    """All of them."""
-    seed = 0
+def cases(seed: int = 0) -> Iterator[Case]:
+    """All of them, with the seeds from the one after *seed* on."""
     for name, engine, mix, most in _engines():
         for what, load in (*_loads(mix, most), *_idle(name, mix)):
             seed += 1

@@ -12,7 +12,7 @@ from exporter.strictyaml import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One quantile of a calm engine, as a ramp found it or as somebody decided."""
+    """One quantile of a calm engine, as a load test found it or as somebody decided."""
 
     signal: Literal["request", "time_to_first_token", "queue_wait", "step"]
     """What it is of: a request's whole latency, a part of it, or a step of the engine."""
@@ -34,7 +34,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """A file of pins, as `stopline ramp --pin` writes it."""
+    """A file of pins."""
 
     pins: tuple[Pin, ...]
 

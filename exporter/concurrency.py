@@ -10,9 +10,9 @@ all that overlap have ended.
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain
 
 from exporter import catalog
 from exporter.catalog import LEVELS, Family
@@ -29,7 +29,6 @@ _LIVES = 20_000
 _SETTLE_SECONDS = 1.0
 _HOLD_SECONDS = 10.0
 _HOLD_LIVES = 1.5  # times the longest life: in a queue that grows, the next one is hardly longer
-_HEAVIEST = 1000  # requests that one life can stand for
 _ROUNDING = math.log2(1.1)  # so much above a power is still that power: ends are read a moment late
 
 
@@ -70,6 +69,11 @@ class Moments:
     def until(self) -> float:
         """The last moment; -inf before the first."""
         return self._at[-1] if self._at else -math.inf
+
+    @property
+    def gap(self) -> float:
+        """Seconds between the last two moments; 0 before the second."""
+        return self._at[-1] - self._at[-2] if len(self._at) > 1 else 0.0
 
     def add(self, at: float, value: float) -> tuple[float, float]:
         """*value* at the moment *at*; gives the seconds since the one before and the mean in them, else 0, 0."""
@@ -112,6 +116,12 @@ class _Run:
     entries: list[Entry] = field(default_factory=list)
     settled_at: float = -math.inf
     judged: float = -math.inf  # lives that ended until then
+    began: float = -math.inf
+
+    @property
+    def known_since(self) -> float:
+        """What ended before may not have been seen, or is gone already."""
+        return max(self.began, self.moments.until)
 
     def is_warm(self, now: float) -> bool:
         return self.since is not None and self.served >= WARM_UP_REQUESTS and now - self.since >= WARM_UP_SECONDS
@@ -127,12 +137,12 @@ class Levels:
     def __init__(self, lifecycle: Lifecycle, clock: Callable[[], float]) -> None:
         self._lifecycle = lifecycle
         self._clock = clock
-        self._run = _Run(lifecycle.lives)
+        self._run = _Run(lifecycle.lives, began=clock())
 
     def finished(self, model: str, seconds: float, count: int, *, ago: float = 0.0) -> None:
         """*count* requests ended *ago* seconds ago that had taken so many *seconds* each."""
         run, now = self._present()
-        run.lives.append(_Life(model, now - ago - seconds, now - ago, min(count, _HEAVIEST), run.is_warm(now)))
+        run.lives.append(_Life(model, now - ago - seconds, now - ago, count, run.is_warm(now)))
         run.served += count
 
     def generated(self, model: str, tokens: float) -> None:
@@ -182,7 +192,7 @@ class Levels:
 
     def _present(self) -> tuple[_Run, float]:
         if self._lifecycle.lives != self._run.life:
-            self._run = _Run(self._lifecycle.lives)
+            self._run = _Run(self._lifecycle.lives, began=self._clock())
         now = self._clock()
         if self._run.since is None and self._lifecycle.phase == "serving":
             self._run.since = now
@@ -190,36 +200,53 @@ class Levels:
 
 
 def _by_moments(run: _Run) -> Iterator[tuple[_Life, float]]:
+    """Those that ended before the last moment. Who came and went between two moments no gauge saw, but they add up."""
+    due = []
     while run.lives and run.lives[0].end <= run.moments.until:
-        life = run.lives.popleft()
+        due.append(run.lives.popleft())
+    gap = run.moments.gap
+    brief = sum((life.end - life.begin) * life.count for life in due if life.end - life.begin <= gap)
+    for life in due:
         mean = run.moments.mean(life.begin, life.end)
         if life.warm and mean is not None:
-            yield life, mean
+            yield life, max(mean, brief / gap) if life.end - life.begin <= gap else mean
 
 
 def _by_lives(run: _Run, now: float) -> Iterator[tuple[_Life, float]]:
-    """Those that no later end can overlap; what overlaps the rest is kept."""
+    """Those of which all is known that they overlap: no later end can, and what ended before was seen."""
     longest = max((life.end - life.begin for life in run.lives), default=0.0)
     hold = max(_HOLD_SECONDS, _HOLD_LIVES * longest)
     judged, run.judged = run.judged, max(run.judged, now - hold)
     area = _area_of(run.lives)
     for life in run.lives:
-        if judged < life.end <= run.judged and life.warm and life.end > life.begin:
+        if judged < life.end <= run.judged and life.warm and life.end > life.begin and life.begin >= run.known_since:
             yield life, (area(life.end) - area(life.begin)) / (life.end - life.begin)
     while run.lives and run.lives[0].end < run.judged - hold:
         run.lives.popleft()
 
 
+class _Past:
+    """Moments, each with how many things happened then."""
+
+    def __init__(self, moments: Iterable[tuple[float, int]]) -> None:
+        happened = sorted(moments)
+        self._at = [at for at, _ in happened]
+        self._counts = list(accumulate((n for _, n in happened), initial=0))
+        self._sums = list(accumulate((at * n for at, n in happened), initial=0.0))
+
+    def seconds_until(self, at: float) -> float:
+        """The time that has gone by since each of those that happened before, all together."""
+        n = bisect_left(self._at, at)
+        return self._counts[n] * at - self._sums[n]
+
+
 def _area_of(lives: Sequence[_Life]) -> Callable[[float], float]:
     """The time that all *lives* together have lasted up to a moment."""
     zero = lives[0].begin if lives else 0.0  # large numbers would cost digits
-    begins = sorted(chain.from_iterable(repeat(life.begin - zero, life.count) for life in lives))
-    ends = sorted(chain.from_iterable(repeat(life.end - zero, life.count) for life in lives))
-    begun, ended = (list(accumulate(moments, initial=0.0)) for moments in (begins, ends))
+    begun = _Past((life.begin - zero, life.count) for life in lives)
+    ended = _Past((life.end - zero, life.count) for life in lives)
 
     def area(at: float) -> float:
-        at -= zero
-        n, m = bisect_left(begins, at), bisect_left(ends, at)
-        return (n * at - begun[n]) - (m * at - ended[m])
+        return begun.seconds_until(at - zero) - ended.seconds_until(at - zero)
 
     return area

@@ -239,7 +239,7 @@ class BaselineConfig:
     pins: tuple[Pin, ...] = ()
     """Pinned quantiles; these stand above those in the files."""
     files: tuple[Path, ...] = ()
-    """Files with pins, as stopline ramp --pin writes them."""
+    """Files with pins, the same list under the key pins."""
 
     def __post_init__(self) -> None:
         baseline.check_unique(self.pins)

@@ -53,7 +53,7 @@ class _Recorder(Store):
         self._notes.append(what)
 
     def observe(
-        self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin, ago: float = 0.0
+        self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin, ago: float | None = 0.0
     ) -> None:
         super().observe(family, labels, value, count, origin=origin, ago=ago)
         times = f" x{count}" if count > 1 else ""

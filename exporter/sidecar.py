@@ -283,7 +283,10 @@ class Sidecar:
 
     async def _watch_files(self) -> None:
         """Reload on request, and when a file that a path leads to is another or has changed."""
-        watched: list[_Watched] = [_Watched(self._settings_files), _Watched(lambda: self._guard.protection.files)]
+        watched = [
+            _Watched(self._settings_files, patient=self._path is not None),
+            _Watched(lambda: self._guard.protection.files, patient=True),
+        ]
         while True:
             asked = False
             with contextlib.suppress(TimeoutError):
@@ -471,15 +474,16 @@ def _normal(path: str) -> str:
 
 
 class _Watched:
-    """Files of which one may change, or be another."""
+    """Files of which one may change, or be another; *patient*: while the first is missing, nothing has changed yet."""
 
-    def __init__(self, files: Callable[[], Sequence[Path]]) -> None:
+    def __init__(self, files: Callable[[], Sequence[Path]], *, patient: bool) -> None:
         self._files = files
+        self._patient = patient
         self._seen = self._stamps()
 
     def changed(self) -> bool:
-        """Whether they did since this was asked last; not while the first is missing, as for a moment in a swap."""
-        if (now := self._stamps()) == self._seen or now[0] is None:
+        """Whether they did since this was asked last."""
+        if (now := self._stamps()) == self._seen or (self._patient and now[0] is None):
             return False
         self._seen = now
         return True

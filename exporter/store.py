@@ -124,16 +124,16 @@ class Store:
                 self._levels.generated(labels[0], amount)
 
     def observe(
-        self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin, ago: float = 0.0
+        self, family: Family, labels: Labels, value: float, count: int = 1, *, origin: Origin, ago: float | None = 0.0
     ) -> None:
         """Put *count* observations of *value* (seconds) into a histogram, if *origin* has the word on it.
 
-        They were made *ago* seconds ago.
+        They were made *ago* seconds ago; if that is not known, None, they belong to no level of concurrency.
         """
         if self.claims.admits(_signal(family, labels), origin, EXACT_VALUES, count):
             labels = self._label_set(family, labels, origin)
             self._histogram(family, labels).observe(value, count)
-            if family is catalog.LATENCY and self._levels is not None:
+            if family is catalog.LATENCY and self._levels is not None and ago is not None:
                 self._levels.finished(labels[0], value, count, ago=ago)
 
     def expect(self, family: Family, labels: Labels, *, origin: Origin) -> bool:

@@ -200,13 +200,15 @@ def _context(path: Path, config: TlsConfig) -> ssl.SSLContext:
     for name, file in (("cert_file", cert), ("key_file", key)):
         try:
             file.read_bytes()
-        except OSError as error:
-            raise ConfigError([f"{where}.{name}: {file}: {error.strerror}"]) from None
+        except (OSError, ValueError) as error:  # a path may hold what no path can
+            raise ConfigError([f"{where}.{name}: {file}: {getattr(error, 'strerror', error)}"]) from None
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         reason = "the two do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "not PEM"
         raise ConfigError([f"{where}: cert_file {cert} and key_file {key}: {reason} ({error.reason})"]) from None
+    except OSError as error:  # gone since it was read
+        raise ConfigError([f"{where}: cert_file {cert} and key_file {key}: {error.strerror}"]) from None
     except ValueError:
         raise ConfigError([f"{where}.key_file: {key}: needs a password; decrypt it with openssl pkey"]) from None
     context.minimum_version = _VERSIONS[config.min_version]

@@ -40,7 +40,7 @@ class Engine:
         self.store.publish(Reading("metrics", "metrics", ok=True, at=self.clock.now, samples=samples))
         return self
 
-    def finish(self, seconds: float, count: int = 1, *, origin="metrics", ago: float = 0.0) -> "Engine":
+    def finish(self, seconds: float, count: int = 1, *, origin="metrics", ago: float | None = 0.0) -> "Engine":
         self.store.observe(catalog.LATENCY, ("m",), seconds, count, origin=origin, ago=ago)
         return self
 
@@ -280,3 +280,32 @@ def test_levels_told_by_polls_are_those_of_the_requests() -> None:
         if len(latencies) >= 100:
             p99 = overview.quantile(told[at].bounds, cumulative, 0.99)
             assert p99 == pytest.approx(exact_quantile(latencies, 0.99), rel=0.3), at
+
+
+def test_who_comes_and_goes_between_two_polls_is_not_alone_there() -> None:
+    engine = Engine().warmed()
+    for _ in range(10):
+        engine.pass_(1, running=0).finish(0.6, 50)
+    assert engine.pass_(1, running=0).requests == {"32": 500}
+    one_by_one = Engine().warmed()
+    for _ in range(10):
+        one_by_one.pass_(1, running=1).finish(0.1, 10)
+    assert one_by_one.pass_(1, running=1).requests == {"1": 100}
+
+
+def test_a_span_of_nobody_knows_when_belongs_to_no_level() -> None:
+    engine = Engine().warmed()
+    assert engine.finish(20.0, ago=None).pass_(2, running=0).requests == {}
+
+
+def test_without_gauges_who_was_there_before_belongs_to_no_level() -> None:
+    """With them others may have been that nobody saw."""
+    engine = Engine().finish(0.1, 20, origin="log").pass_(100)
+    engine.finish(150.0, 3, origin="log").pass_(1000)
+    assert engine.requests == {}
+
+
+def test_a_line_that_stands_for_many_requests_costs_no_more_than_others() -> None:
+    engine = Engine().finish(0.1, 20, origin="log").pass_(100)
+    engine.finish(2.0, 1_000_000, origin="log").pass_(1000)
+    assert engine.requests == {"inf": 1_000_000}

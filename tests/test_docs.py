@@ -396,7 +396,7 @@ def test_the_example_of_a_kustomization_and_its_settings_are_rendered(tmp_path: 
     shutil.copy(ROOT / "deploy/kustomize/examples/sglang/server.yaml", tmp_path)
     rendered = manifests.parsed(manifests.kustomize(tmp_path))
     kinds = {m["kind"]: m for m in rendered}
-    assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule", "StatefulSet"}
+    assert set(kinds) == {"ConfigMap", "PodMonitor", "StatefulSet"}
     assert kinds["PodMonitor"]["metadata"]["labels"] == {"release": "kps"}
     assert "30000" in kinds["ConfigMap"]["data"]["stopline.yml"]
     assert {m["metadata"]["namespace"] for m in rendered} == {"ml"}
@@ -419,9 +419,9 @@ def test_the_example_of_tls_and_passwords_is_sound(tmp_path: Path) -> None:
 
 
 def test_the_example_of_pins_is_sound(tmp_path: Path) -> None:
-    (tmp_path / "ramp.yaml").write_text("pins:\n- {signal: request, quantile: 0.99, seconds: 1s}\n")
+    (tmp_path / "measured.yaml").write_text(example("pins file"))
     pins = settings_of("pins", tmp_path).pins()
-    assert [(pin.signal, pin.seconds) for pin in pins] == [("request", 2.4), ("queue_wait", 0.02), ("request", 1.0)]
+    assert [(pin.signal, pin.seconds) for pin in pins] == [("request", 2.4), ("queue_wait", 0.02), ("request", 2.4)]
 
 
 def test_the_line_with_known_fields_needs_no_settings() -> None:

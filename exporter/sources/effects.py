@@ -62,9 +62,12 @@ class Effects:
         *,
         ranks: Mapping[str, str] = NO_RANKS,
         fact: bool = False,
-        ago: float = 0.0,
+        ago: float | None = 0.0,
     ) -> None:
-        """One signal of a line, *value* in base units, true *ago* seconds ago; what cannot be, is counted only."""
+        """One signal of a line, *value* in base units, true *ago* seconds ago, None: nobody knows.
+
+        What cannot be is dropped and counted.
+        """
         family = signal.family
         labels = self._labels(signal, match, ranks)
         most = _LONGEST if family.kind == "histogram" else _BEYOND

@@ -45,6 +45,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 10.0
 SAVE_SECONDS = 1.0
 _MOST_WAITING = 1 << 20  # bytes that came and were not polled yet; then the stream has to wait
+_AHEAD_SECONDS = 300.0  # that the clock of a node may be
 _NANO = 1_000_000_000
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
@@ -130,6 +131,10 @@ class Api:
             token = (self.account / "token").read_text().strip()
         except OSError as error:
             raise _Broken("permission", f"{error.filename}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            token = ""
+        if not (token and token.isascii() and token.isprintable()):
+            raise _Broken("permission", f"{self.account / 'token'}: holds no token")
         try:
             async with session.get(
                 self.url + path, params=query, headers={"Authorization": f"Bearer {token}"}, allow_redirects=False
@@ -278,8 +283,7 @@ class KubeLog:
         """
         kept: dict[bool, list[bytes]] = {False: [], True: []}  # what is new comes behind what is not
         for line in whole.split(b"\n"):
-            if stamp := _STAMP.match(line):
-                time = _nanoseconds(stamp)
+            if (stamp := _STAMP.match(line)) and (time := _nanoseconds(stamp)) is not None:
                 new = sieve.is_new(time)
                 kept[new].append(line[stamp.end() :])
                 if new:
@@ -311,10 +315,13 @@ class KubeLog:
         if self._file is None:
             return None
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Place)
+            place = msgspec.json.decode(self._file.read_bytes(), type=Place)
+            if not 0 <= place.time <= int((self._wall() + _AHEAD_SECONDS) * _NANO):
+                raise ValueError("a time that cannot be")
+            return place
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             log.warning("no checkpoint: lines written while down are not counted; file=%s error=%s", self._file, error)
             return None
 
@@ -335,9 +342,12 @@ def _second(place: Place) -> str:
     return datetime.fromtimestamp(place.time // _NANO, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _nanoseconds(stamp: re.Match[bytes]) -> int:
+def _nanoseconds(stamp: re.Match[bytes]) -> int | None:
     whole, fraction, zone = stamp.groups()
-    seconds = int(datetime.fromisoformat((whole + zone).decode()).timestamp())
+    try:
+        seconds = int(datetime.fromisoformat((whole + zone).decode()).timestamp())
+    except (ValueError, OverflowError):
+        return None
     return seconds * _NANO + int((fraction or b"0").ljust(9, b"0"))
 
 
@@ -349,6 +359,8 @@ def _reason(status: int) -> Reason:
 
 async def _message(response: aiohttp.ClientResponse) -> str:
     """What the API says of its refusal, shortened."""
-    with suppress(aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
-        return f"HTTP {response.status}: {msgspec.json.decode(await response.content.read(4096))['message']}"
+    with suppress(aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, ValueError, RecursionError):
+        body = msgspec.json.decode(await response.content.read(4096))
+        if isinstance(body, dict) and isinstance(body.get("message"), str):
+            return f"HTTP {response.status}: {body['message']}"
     return f"HTTP {response.status}"

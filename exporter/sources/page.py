@@ -113,7 +113,10 @@ class PageReader:
             self._heads, self._shape = heads, None
             return self._parsed(lines)
         if self._shape is None:
+            page = self._parsed(lines)
             self._shape = self._learn(lines)
+            self._shape.sound = self._shape.sound and self._shape.read(lines) == page
+            return page
         return self._shape.read(lines) or self._parsed(lines)
 
     def knows(self, page: Page) -> bool:
@@ -153,7 +156,8 @@ class PageReader:
                 shape.entries += self._entries(base, group, False)
             except (ValueError, KeyError, IndexError, TypeError):
                 shape.broken.append(base)
-        shape.sound = bool(shape.names) and not any(entry.timed for entry in shape.entries)
+        apart = all(head != line or line[:1] in _WHOLE for head, line in zip(self._heads, lines, strict=True))
+        shape.sound = apart and not any(entry.timed for entry in shape.entries)
         return shape
 
     def _groups(self, lines: list[str], names: set[str]) -> dict[str, list[str]]:

@@ -95,7 +95,7 @@ class TraceSource:
                 told[family] = self._store.claims.take(family, "trace", EXACT_VALUES)
             if not told[family]:
                 ago = now - ended
-                self._effects.apply(signal, value, ago=ago if 0 <= ago <= _LATEST_SECONDS else 0.0)
+                self._effects.apply(signal, value, ago=ago if 0 <= ago <= _LATEST_SECONDS else None)
 
     def _tell(self, seconds: float) -> None:
         self._store.publish(Reading(SOURCE, "trace", ok=True, at=self._store.wall(), seconds=seconds))

@@ -362,3 +362,71 @@ async def test_a_sidecar_reads_its_log_there(monkeypatch, tmp_path: Path) -> Non
         source.close()
         cluster.close()
         await asyncio.sleep(0.01)
+
+
+class Odd(Cluster):
+    """Answers each request for the log with *body* and *status*, or with the *lines*."""
+
+    body, status, lines = b"", 503, b""
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("previous"):
+            return web.json_response({"message": "no"}, status=400)
+        if self.lines:
+            return web.Response(body=self.lines)
+        return web.Response(body=self.body, status=self.status, content_type="application/json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'"x"',
+        b"12",
+        b"null",
+        b'{"message":{"a":1}}',
+        b"<html>",
+        b"\xff",
+        b'{"message":"a\\nb"}',
+        b"[" * 4096,
+    ],
+)
+async def test_a_refusal_that_says_nothing_ends_nothing(follow, body: bytes, caplog) -> None:
+    cluster = Odd(Container())
+    cluster.body = body
+    follower = await follow(cluster)
+    await follower.until(lambda: follower.log.stats.reason == "io_error", 3)
+    assert "\nb" not in caplog.text
+    follower.poll()
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [b"2026-13-30T10:00:00Z", b"2026-11-30T10:00:60Z", b"0000-01-01T00:00:00Z", b"2026-11-30T10:00:00+99:99"],
+)
+async def test_a_time_that_cannot_be_ends_nothing(follow, stamp: bytes, tmp_path: Path) -> None:
+    cluster = Odd(Container())
+    cluster.lines = stamp + b" one\n2026-11-30T10:00:01Z two\n"
+    follower = await follow(cluster, directory=tmp_path)
+    await follower.until(lambda: b"two" in follower.live, 3)
+    follower.log.close()
+
+
+@pytest.mark.parametrize("token", [b"\xff\xfe", b"a\nb", b"a\r\nX: y", b"", b"\x00", "é".encode()])
+async def test_a_token_that_is_none_is_waited_for(follow, token: bytes, tmp_path: Path) -> None:
+    follower = await follow(Cluster(Container([(1, b"one")])))
+    (tmp_path / "token").write_bytes(token)
+    await follower.until(lambda: follower.log.stats.reason in ("permission", "io_error"), 3)
+    (tmp_path / "token").write_text("first")
+    await follower.until(lambda: follower.live == [b"one"], 5)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"time": -99999999999999999999, "given": 1}', '{"time": 9223372036854775807}', "[]", '{"time": 1e400}']
+)
+async def test_a_checkpoint_that_cannot_be_is_none(follow, tmp_path: Path, text: str) -> None:
+    (tmp_path / "kube-server.json").write_text(text)
+    cluster = Cluster(Container([(1, b"one")]))
+    follower = await follow(cluster, directory=tmp_path, from_start=False)
+    await follower.until(lambda: b"one" in follower.live + follower.history, 3)

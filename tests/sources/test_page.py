@@ -84,7 +84,19 @@ LINES = st.one_of(
     st.builds(
         "{}{} {}{}".format,
         st.sampled_from([TOKENS, "vllm_num_requests_running", "vllm:num_requests_running", "up", f"{QUEUE}_sum"]),
-        st.sampled_from(["", "{}", '{model_name="m"}', '{model_name="a b",engine="0"}', '{model_name="x', "{engine=}"]),
+        st.sampled_from(
+            [
+                "",
+                "{}",
+                '{model_name="m"}\t7',
+                '{model_name="m"}8',
+                '{model_name="a  b"}',
+                '{model_name="m"}',
+                '{model_name="a b",engine="0"}',
+                '{model_name="x',
+                "{engine=}",
+            ]
+        ),
         st.sampled_from(["0", "5", "7.5", "-1", "NaN", "+Inf", "1e400", "1_0", "x", "", " 5", "1099511627776"]),
         st.sampled_from(["", "", " ", "\r", " 1700000000000", " # {} 1", "\t3"]),
     ),

@@ -92,8 +92,9 @@ class Pager:
         return float(found[0]["value"][1]) if found else None
 
     def told(self, status: str = "firing") -> set[str]:
-        """Names of all alerts that were sent with this *status*."""
-        return {alert["labels"]["alertname"] for alert in self.alerts if alert["status"] == status}
+        """Names of all alerts that wake somebody and were sent with this *status*."""
+        sent = (alert["labels"] for alert in self.alerts if alert["status"] == status)
+        return {labels["alertname"] for labels in sent if labels["severity"] == "critical"}
 
     def wait(self, name: str, seconds: float, status: str = "firing") -> _Json:
         """The last alert *name* that was sent with this *status*."""

@@ -11,7 +11,7 @@ run: $(INSTALLED)
 
 test: packages lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not engine and not long" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/coverage run -m pytest -m "not engine" -n auto --maxprocesses 4 --dist loadfile
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -45,7 +45,6 @@ bench-rules: packages $(INSTALLED)
 
 bench-alerts: packages $(INSTALLED)
 	$(BIN)/python tests/bench/alerts.py
-	$(BIN)/python -m pytest -m long
 
 packages:
 	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl openssl=openssl

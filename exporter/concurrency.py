@@ -70,11 +70,6 @@ class Moments:
         """The last moment; -inf before the first."""
         return self._at[-1] if self._at else -math.inf
 
-    @property
-    def gap(self) -> float:
-        """Seconds between the last two moments; 0 before the second."""
-        return self._at[-1] - self._at[-2] if len(self._at) > 1 else 0.0
-
     def add(self, at: float, value: float) -> tuple[float, float]:
         """*value* at the moment *at*; gives the seconds since the one before and the mean in them, else 0, 0."""
         seconds = at - self.until
@@ -200,16 +195,11 @@ class Levels:
 
 
 def _by_moments(run: _Run) -> Iterator[tuple[_Life, float]]:
-    """Those that ended before the last moment. Who came and went between two moments no gauge saw, but they add up."""
-    due = []
     while run.lives and run.lives[0].end <= run.moments.until:
-        due.append(run.lives.popleft())
-    gap = run.moments.gap
-    brief = sum((life.end - life.begin) * life.count for life in due if life.end - life.begin <= gap)
-    for life in due:
+        life = run.lives.popleft()
         mean = run.moments.mean(life.begin, life.end)
         if life.warm and mean is not None:
-            yield life, max(mean, brief / gap) if life.end - life.begin <= gap else mean
+            yield life, mean
 
 
 def _by_lives(run: _Run, now: float) -> Iterator[tuple[_Life, float]]:

@@ -282,17 +282,6 @@ def test_levels_told_by_polls_are_those_of_the_requests() -> None:
             assert p99 == pytest.approx(exact_quantile(latencies, 0.99), rel=0.3), at
 
 
-def test_who_comes_and_goes_between_two_polls_is_not_alone_there() -> None:
-    engine = Engine().warmed()
-    for _ in range(10):
-        engine.pass_(1, running=0).finish(0.6, 50)
-    assert engine.pass_(1, running=0).requests == {"32": 500}
-    one_by_one = Engine().warmed()
-    for _ in range(10):
-        one_by_one.pass_(1, running=1).finish(0.1, 10)
-    assert one_by_one.pass_(1, running=1).requests == {"1": 100}
-
-
 def test_a_span_of_nobody_knows_when_belongs_to_no_level() -> None:
     engine = Engine().warmed()
     assert engine.finish(20.0, ago=None).pass_(2, running=0).requests == {}

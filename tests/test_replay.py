@@ -104,7 +104,6 @@ def no_traffic(replica: Replica) -> None:
     replica.run(1200)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "lives",
     [cold_start, lasting_regression, overload_for_hours, engine_restart, sidecar_restart_in_an_incident, no_traffic],
@@ -118,7 +117,6 @@ def test_the_baseline_is_that_of_the_calm_server(lives, fast: Path) -> None:
     assert learned == pytest.approx(_truth(SHORT), rel=0.15)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "change", [{"tensor_parallel": 4}, {"model": "another"}], ids=lambda change: next(iter(change))
 )
@@ -136,7 +134,6 @@ def test_another_configuration_begins_without_a_baseline(change: dict[str, objec
     assert ours[0][1] == pytest.approx(_truth(SHORT, **slower), rel=0.15)
 
 
-@pytest.mark.long
 def test_too_few_requests_are_no_baseline(fast: Path) -> None:
     replica = _replica("few")
     replica.set_load(poisson(0.15))
@@ -147,7 +144,6 @@ def test_too_few_requests_are_no_baseline(fast: Path) -> None:
 # the capacity curve
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "mix",
     [

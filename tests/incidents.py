@@ -1,8 +1,9 @@
-"""Labelled scenarios: what happens to a server, which pages must come of it, and for what cause.
+"""How a labelled scenario is played and judged: what happens to a server, which pages must come of it, for what cause.
 
 Times are those of the rules as they ship divided by SHORTER, so that half an hour passes in three minutes; the engine
-is as fast as ever. A scenario begins calm, then something happens, and it goes on for as long as five minutes and more
-of the real rules.
+is as fast as ever. So a window holds a tenth of the requests that it would hold; stretched by as much again, a scenario
+is as long as in production, and takes ten times as long. A scenario begins calm, then something happens, and it goes on
+for as long as five minutes and more of the real rules.
 """
 
 import re
@@ -16,8 +17,8 @@ from rules import RULES
 
 from exporter.baseline import Pin
 from exporter.config import BaselineConfig
-from exporter.simulator import ClosedLoop, EngineConfig, Poisson
-from exporter.simulator.load import Bursts, Load, Mix, fixed, lognormal, requests, uniform
+from exporter.simulator import EngineConfig, Poisson
+from exporter.simulator.load import Load, Mix, lognormal, requests, uniform
 from exporter.strictyaml import Seconds
 
 SHORTER = 10.0
@@ -29,7 +30,6 @@ LEARNED = 700.0
 AFTER = 120.0
 
 SHORT = requests(lognormal(200, 0.4, most=800), uniform(8, 32))
-LONG_ANSWERS = requests(lognormal(200, 0.4, most=800), uniform(60, 160))
 PINS = BaselineConfig(
     pins=(
         Pin("request", 0.99, Seconds(1.0)),
@@ -67,35 +67,52 @@ class Scenario:
     pages: tuple[str, ...] = ()
     cause: str = ""
     warns: tuple[str, ...] = ()
+    calm_seconds: float = CALM
     after: float = AFTER
+    due: float = 0.0
+    """Seconds from the beginning until a page is needed: a leak is no incident before it is large."""
     learns: bool = False
     engine: dict[str, object] = field(default_factory=dict)
     replica: dict[str, object] = field(default_factory=dict)
     calm: Callable[[], Load | None] = lambda: poisson(1.0)
 
-    def play(self) -> "Played":
+    def play(self, stretch: float = 1.0) -> "Played":
         config = EngineConfig.hy3_h20(**({"model": self.name, "max_running_requests": 16} | self.engine))
-        options: dict[str, object] = {"every": EVERY, "iterations": False} | self.replica
+        options: dict[str, object] = {"every": EVERY, "iterations": False, "scrape_engine": True, "stretch": stretch}
+        options |= self.replica
         if not self.learns:
             options["baseline"] = PINS
         replica = Replica(self.name, config, **options)  # type: ignore[arg-type]
         replica.set_load(self.calm())
-        replica.run(LEARNED if self.learns else CALM)
+        replica.run(LEARNED if self.learns else self.calm_seconds)
         began = replica.now
         self.happens(replica)
-        replica.run(began + self.after - replica.now)
+        replica.run(self.after - (replica.now - began) / stretch)
         return Played(self, replica, began)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Played:
     scenario: Scenario
     replica: Replica
     began: float
+
+
+@dataclass
+class Verdict:
+    """What became of one scenario. Times are seconds since its incident began, in the time of the real rules."""
+
+    name: str
+    pages: tuple[str, ...]
+    cause: str
+    warns: tuple[str, ...]
+    due: float
     fired: dict[str, float] = field(default_factory=dict)
-    """Seconds from the beginning of the incident to each page, in the time of the real rules."""
+    found: str = ""
+    """The cause that the page told."""
     warned: set[str] = field(default_factory=set)
-    cause: str = ""
+    usual: dict[str, float] = field(default_factory=dict)
+    """The same as *fired*, of the rules that teams have today."""
 
     @property
     def paged(self) -> dict[str, float]:
@@ -104,152 +121,45 @@ class Played:
 
     @property
     def right(self) -> bool:
-        return set(self.paged) == set(self.scenario.pages) and set(self.scenario.warns) <= self.warned
+        return set(self.paged) == set(self.pages) and set(self.warns) <= self.warned
 
     @property
     def cause_right(self) -> bool:
-        return not self.scenario.cause or self.cause == self.scenario.cause
+        return not self.cause or self.found == self.cause
 
 
 _FIRING = 'count by (alertname, severity, pod) (ALERTS{alertstate="firing"})'
 _CAUSE = "stopline:latency_cause:top"
 
 
-def judge(played: list[Played], files: list) -> None:
-    """Fill in what the rules made of it. *files* are rules with windows divided by SHORTER."""
-    end = max(p.began + p.scenario.after for p in played)
-    moments = [EVERY * n for n in range(int(min(p.began for p in played) / EVERY), int(end / EVERY))]
+def judge(played: list[Played], files: list) -> list[Verdict]:
+    """What the rules made of it. *files* are rules with windows divided by SHORTER, and all played at one stretch."""
+    every = played[0].replica.every
+    end = max(p.replica.now for p in played)
+    moments = [every * n for n in range(int(min(p.began for p in played) / every), int(end / every))]
     answers = evaluate(
-        [p.replica for p in played], files, {_FIRING: moments, _CAUSE: moments}, interval=f"{EVERY * 1000:.0f}ms"
+        [p.replica for p in played], files, {_FIRING: moments, _CAUSE: moments}, interval=f"{every * 1000:.0f}ms"
     )
-    for one in played:
-        for moment in moments:
-            for labels, _ in _of(one, answers[_FIRING, moment]):
-                if labels["severity"] == "critical":
-                    if labels["alertname"] not in one.fired and labels["alertname"] == "StoplineLatencyDoubled":
-                        one.cause = next((c["cause"] for c, _ in _of(one, answers[_CAUSE, moment])), "")
-                    one.fired.setdefault(labels["alertname"], (moment - one.began) * SHORTER)
-                elif moment > one.began:
-                    one.warned.add(labels["alertname"])
+    return [_verdict(one, answers, moments) for one in played]
+
+
+def _verdict(one: Played, answers: dict[tuple[str, float], Answer], moments: list[float]) -> Verdict:
+    told = one.scenario
+    verdict = Verdict(told.name, told.pages, told.cause, told.warns, told.due * SHORTER)
+    for moment in moments:
+        since = (moment - one.began) * SHORTER / one.replica.stretch
+        for labels, _ in _of(one, answers[_FIRING, moment]):
+            name, severity = labels["alertname"], labels["severity"]
+            if severity == "usual":
+                verdict.usual.setdefault(name, since)
+            elif severity == "critical":
+                if name == "StoplineLatencyDoubled" and name not in verdict.fired:
+                    verdict.found = next((c["cause"] for c, _ in _of(one, answers[_CAUSE, moment])), "")
+                verdict.fired.setdefault(name, since)
+            elif since > 0:
+                verdict.warned.add(name)
+    return verdict
 
 
 def _of(one: Played, answer: Answer) -> Answer:
     return [(labels, value) for labels, value in answer if labels.get("pod") == one.scenario.name]
-
-
-# what happens
-
-
-def _load(load: Callable[[], Load | None]) -> Callable[[Replica], None]:
-    return lambda replica: replica.set_load(load())
-
-
-def _overload(replica: Replica) -> None:
-    replica.set_load(poisson(30.0))
-
-
-def _blip(replica: Replica) -> None:
-    replica.set_load(poisson(30.0))
-    replica.run(3)
-    replica.set_load(poisson(1.0))
-
-
-def _fail(kind: str) -> Callable[[Replica], None]:
-    return lambda replica: replica.engine.fail(kind)  # type: ignore[arg-type]
-
-
-def _vanish(replica: Replica) -> None:
-    replica.server.broken = "refused"
-    replica.set_load(None)
-
-
-def _mute(replica: Replica) -> None:
-    replica.server.broken = "timeout"
-    replica.set_load(None)
-
-
-def _planned(replica: Replica) -> None:
-    replica.set_load(None)
-    replica.engine.stop()
-    replica.run(30)
-    replica.engine.restart()
-    replica.set_load(poisson(1.0))
-
-
-def _restart_sidecar(replica: Replica) -> None:
-    replica.restart_sidecar()
-
-
-def _overload_and_restart(replica: Replica) -> None:
-    replica.set_load(poisson(30.0))
-    replica.run(20)
-    replica.restart_sidecar()
-
-
-def _gaps(replica: Replica) -> None:
-    for _ in range(6):
-        replica.scraped = False
-        replica.run(EVERY)
-        replica.scraped = True
-        replica.run(3 * EVERY)
-
-
-def _unscraped(replica: Replica) -> None:
-    replica.scraped = False
-
-
-def _one_error(replica: Replica) -> None:
-    replica.answer_with(500)
-
-
-DOUBLED, FAILED, STALLED = "StoplineLatencyDoubled", "StoplineEngineFailed", "StoplineEngineStalled"
-MEMORY, RATE = "StoplineMemoryNearLimit", "StoplineErrorRateHigh"
-SMALL_CACHE = {"kv_blocks": 200, "max_model_len": 2048}
-
-SCENARIOS = (
-    Scenario("healthy"),
-    Scenario("busy", _load(lambda: poisson(6.0))),
-    Scenario("idle", _load(lambda: None)),
-    Scenario("blip", _blip),
-    Scenario("bursts", _load(lambda: Bursts(8, 10.0, mix=SHORT, seed=2))),
-    Scenario("overload", _overload, (DOUBLED,), "queue"),
-    Scenario("overload-learned", _overload, (DOUBLED,), "queue", learns=True),
-    Scenario("slow-step", lambda r: r.engine.slow(3), (DOUBLED,), "step"),
-    Scenario("slow-step-learned", lambda r: r.engine.slow(3), (DOUBLED,), "step", learns=True),
-    Scenario(
-        "bigger-batch",
-        _load(lambda: ClosedLoop(96, mix=requests(fixed(16), uniform(16, 32)), seed=2)),
-        (DOUBLED,),
-        "step",
-        engine={"max_running_requests": 128},
-        learns=True,
-    ),
-    Scenario("long-answers", _load(lambda: poisson(1.0, LONG_ANSWERS)), (DOUBLED,), "request_mix", learns=True),
-    Scenario(
-        "cache-full",
-        _load(lambda: ClosedLoop(14, mix=requests(fixed(400), uniform(100, 200)), seed=2)),
-        (DOUBLED, MEMORY),
-        "kv_cache",
-        engine=SMALL_CACHE,
-    ),
-    Scenario("leak", lambda r: r.engine.leak(2.5e8), (MEMORY,), learns=True, after=30),
-    Scenario("out-of-memory", _fail("out_of_memory"), (FAILED,)),
-    Scenario("cuda", _fail("cuda"), (FAILED,)),
-    Scenario("collective", _fail("collective"), (FAILED,)),
-    Scenario("engine-dead", _fail("engine_dead"), (FAILED,)),
-    Scenario("worker-dead", _fail("worker_dead"), (FAILED,)),
-    Scenario("killed-unsaid", _vanish, (FAILED,)),
-    Scenario("killed-unlogged", _vanish, (FAILED,), replica={"log": False}),
-    Scenario("silent", _mute, (FAILED,)),
-    Scenario("hang", _fail("hang"), (STALLED,), calm=lambda: poisson(6.0)),
-    Scenario("planned-restart", _planned),
-    Scenario("sidecar-restart", _restart_sidecar),
-    Scenario("overload-sidecar-restart", _overload_and_restart, (DOUBLED,), "queue"),
-    Scenario("scrape-gaps", _gaps),
-    Scenario("not-scraped", _unscraped, warns=("StoplineSidecarDown",)),
-    Scenario(
-        "aborts", _load(lambda: poisson(1.0, requests(lognormal(200, 0.4, most=800), uniform(8, 32), aborted=0.5)))
-    ),
-    Scenario("too-long", _load(lambda: poisson(1.0, requests(fixed(40_000), fixed(8))))),
-    Scenario("one-error", _one_error, warns=("StoplineErrorsAppeared",)),
-)

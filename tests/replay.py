@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from rules import RULES, exported, named, rules
 
 from exporter import catalog
@@ -36,6 +37,11 @@ from exporter.sources.logs import LogSource
 from exporter.store import gauge
 
 LOG = "/var/log/engine.log"
+ENGINE_NAMES = (
+    *("vllm:e2e_request_latency_seconds_bucket", "vllm:time_to_first_token_seconds_bucket"),
+    *("vllm:num_requests_waiting{", "http_requests_total"),
+)
+"""Beginnings of the lines of vLLM's page on which teams have alerts."""
 _HISTORY = 200  # events of a log that are kept: its start-up lines among them
 Labels = tuple[tuple[str, str], ...]
 
@@ -95,6 +101,11 @@ class InProcess:
         self.page: Page | None = None
         self.engine: Engine | None = None
         self.broken = ""
+        self.renamed: Callable[[str], str] = str  # what an upgrade made of its page
+
+    def rendered(self) -> str:
+        assert self.page is not None
+        return self.renamed(self.page.render())
 
     async def get(self, path: str) -> tuple[str, bool]:
         if self.broken:
@@ -105,7 +116,7 @@ class InProcess:
             if self.engine.state == "dead":
                 raise Unreadable("http_503")
             return "", False
-        return self.page.render(), False
+        return self.rendered(), False
 
 
 class Replica:
@@ -122,19 +133,27 @@ class Replica:
         gpus: bool = True,
         log: bool = True,
         iterations: bool = True,
+        prompts: bool = False,
+        scrape_engine: bool = False,
+        stretch: float = 1.0,
         baseline: BaselineConfig = BaselineConfig(),  # noqa: B008  it is frozen
         thresholds: Thresholds = Thresholds(),  # noqa: B008
         noise: float = 0.0,
     ) -> None:
         self.name = name
-        self.every, self.poll = every, poll
+        self.every, self.poll, self.stretch = every * stretch, poll, stretch
         self.clock = Virtual()
         self.series: dict[tuple[str, Labels], list[float | None]] = defaultdict(list)
         self.scraped = True
         """Whether Prometheus can reach the sidecar."""
+        self.meanwhile: list[Callable[[], object]] = []
+        """What else happens at every poll."""
+        self.gpus_readable = True
         self.server = InProcess()
         self.samples = 0
-        self._seed, self._gpus, self._with_log, self._iterations = seed, gpus, log, iterations
+        self._seed, self._gpus, self._with_log = seed, gpus, log
+        self._options = LogOptions(iterations=iterations, prompts=prompts)
+        self._scrape_engine = scrape_engine
         self._load: Load | None = None
         self._log = MemoryLog(self.clock)
         self._config = Config(
@@ -175,9 +194,13 @@ class Replica:
         self._log.reopen()
         self._start_sidecar()
 
+    def unreadable_log(self) -> None:
+        """From now on the file cannot be opened."""
+        self._log.stats.readable, self._log.stats.reason = False, "permission"
+
     def run(self, seconds: float) -> None:
-        """Let time pass."""
-        asyncio.run(self._run(seconds))
+        """Let time pass: so many seconds, times the stretch."""
+        asyncio.run(self._run(seconds * self.stretch))
 
     @property
     def now(self) -> float:
@@ -204,7 +227,7 @@ class Replica:
         self.server.engine = self.engine
         self.server.page = Page(self.engine)
         self._log.reopen(afresh=True)
-        self._engine_log = Log(self.engine, self._log.write, LogOptions(iterations=self._iterations))
+        self._engine_log = Log(self.engine, self._log.write, self._options)
 
     async def _run(self, seconds: float) -> None:
         end = self.clock.now + seconds
@@ -221,6 +244,8 @@ class Replica:
         if self._logs is not None:
             await self._logs.once()
         await self._scrape.once()
+        for each in self.meanwhile:
+            each()
         if self._gpus:
             self._publish_gpus()
             self.sidecar.headroom.look()
@@ -238,7 +263,11 @@ class Replica:
                 gauge(catalog.GPU_UP, 1.0, *labels),
                 gauge(catalog.GPU_INFO, 1.0, *labels, "simulated H20", "", ""),
             ]
-        self.sidecar.store.publish(Reading("gpu", "gpu", ok=True, at=self.clock.now, samples=tuple(samples)))
+        if self.gpus_readable:
+            reading = Reading("gpu", "gpu", ok=True, at=self.clock.now, samples=tuple(samples))
+        else:
+            reading = Reading("gpu", "gpu", ok=False, at=self.clock.now, samples=(), reason="driver_not_loaded")
+        self.sidecar.store.publish(reading)
 
     def _sample(self) -> None:
         """What a scrape of the sidecar's page would have given at this moment."""
@@ -255,11 +284,32 @@ class Replica:
                 for sample in family.samples:
                     if sample.name in wanted:
                         now[sample.name, (*own, *sorted(sample.labels.items()))] = sample.value
+        if self._scrape_engine:
+            now |= self._engine_samples(own)
         for key, value in now.items():
             values = self.series[key]
             values.extend([None] * (self.samples - len(values)))
             values.append(value)
         self.samples += 1
+
+    def _engine_samples(self, own: Labels) -> dict[tuple[str, Labels], float]:
+        """What a Prometheus has that scrapes the engine itself, and a dcgm-exporter: those names that USUAL asks for."""
+        own = (*own[:1], ("job", "vllm"), *own[2:])
+        answers = not self.server.broken and self.engine.state != "stopped"
+        now: dict[tuple[str, Labels], float] = {("up", own): float(answers)}
+        if answers:
+            page = self.server.rendered()
+            text = "\n".join(line for line in page.splitlines() if line.startswith(ENGINE_NAMES))
+            for family in text_string_to_metric_families(text + "\n"):
+                for sample in family.samples:
+                    now[sample.name, (*own, *sorted(sample.labels.items()))] = sample.value
+        if self._gpus and self.gpus_readable:
+            used, total = self.engine.gpu_memory_used_bytes / 2**20, self.engine.config.gpu_memory_bytes / 2**20
+            for index in range(self.engine.config.gpus):
+                labels = (*own[:1], ("job", "dcgm"), *own[2:], ("gpu", str(index)))
+                now["DCGM_FI_DEV_FB_USED", labels] = used
+                now["DCGM_FI_DEV_FB_FREE", labels] = total - used
+        return now
 
     @staticmethod
     async def _never() -> None: ...

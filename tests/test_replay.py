@@ -3,16 +3,26 @@
 from pathlib import Path
 
 import pytest
-from incidents import LEARNED, SCENARIOS, SHORT, SHORTER, judge, poisson
+from incidents import LEARNED, SHORT, SHORTER, judge, poisson
 from replay import Answer, Replica, evaluate
 from rules import generate
+from scenarios import SCENARIOS
 
 from exporter.simulator import ClosedLoop, Engine, EngineConfig, OpenLoop, Poisson, Segment, simulate
 from exporter.simulator.load import CHAT, Mix, fixed, lognormal, requests, uniform
 
 FEW = (
-    *("healthy", "blip", "overload", "slow-step", "cache-full", "killed-unsaid", "hang", "planned-restart"),
-    "overload-sidecar-restart",
+    *(
+        "healthy",
+        "blip-of-half-a-minute",
+        "overload",
+        "slow-step",
+        "cache-full",
+        "killed-unsaid",
+        "hang",
+        "planned-restart",
+    ),
+    *("overload-sidecar-restart", "batches", "blip-and-quiet"),
 )
 BASELINE = "stopline:request_latency_seconds:p99_baseline"
 
@@ -27,9 +37,9 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_incidents_page_for_the_right_cause_and_nothing_else_does(fast: Path) -> None:
     played = [scenario.play() for scenario in SCENARIOS if scenario.name in FEW]
     assert len(played) == len(FEW)
-    judge(played, [fast])
-    assert {p.scenario.name: (set(p.paged), p.cause if p.scenario.cause else "") for p in played} == {
-        p.scenario.name: (set(p.scenario.pages), p.scenario.cause) for p in played
+    verdicts = judge(played, [fast])
+    assert {v.name: (set(v.paged), v.found if v.cause else "") for v in verdicts} == {
+        v.name: (set(v.pages), v.cause) for v in verdicts
     }
 
 

@@ -10,6 +10,7 @@ from exporter.signals import Gauges, Sample
 LABEL = re.compile(r"[\w./:@+ -]{1,64}")
 """What may become the value of a label."""
 _ALIVE_AFTER = 20
+_SAME_START_SECONDS = 2.0
 _INFO = ("version", "model", "dtype", "quantization")
 
 
@@ -26,8 +27,12 @@ class Lifecycle:
         self.started_at: float | None = None
         self.lives = 0
         """Starts seen so far: what was true in one life says nothing about the next."""
+        self.voided = 0
+        """How often what was known turned out to be of another process, with no word of its start in a log."""
         self._has_page = has_page
         self._answers = False
+        self._begun = False
+        self._recalled_start: float | None = None
         self._gone = False
         self._revived = 0
         self._identity: dict[str, str] = {}
@@ -41,6 +46,11 @@ class Lifecycle:
         if text and text.lower() != "none" and LABEL.fullmatch(text):
             self.info[label] = text
 
+    def recall(self, info: dict[str, str], started_at: float | None) -> None:
+        """What was known before this sidecar was restarted; it holds until a log or a page tells another start."""
+        self.info = info | self.info
+        self.started_at = self._recalled_start = started_at
+
     # what the log says
 
     def begin(self, at: float | None) -> None:
@@ -48,8 +58,8 @@ class Lifecycle:
         self.phase, self._gone, self._revived = "starting", False, 0
         self.started_at = at
         self.lives += 1
-        self.info = {name: text for name, text in self.info.items() if name == "model"}  # until another is told
-        self._identity.clear()
+        self._begun, self._recalled_start = True, None
+        self._forget()
 
     def enter(self, phase: str) -> None:
         """The log told a phase."""
@@ -81,14 +91,19 @@ class Lifecycle:
         *restarted* says that the page is that of another process than the last one was.
         """
         self._gone |= restarted
+        if started_at is not None:
+            other = self._recalled_start is not None and abs(started_at - self._recalled_start) > _SAME_START_SECONDS
+            if other or (restarted and not self._begun):
+                self._forget()
+                self.voided += 1
+            self.started_at, self._recalled_start = started_at, None
+        self._begun = False
         if healthy is False:
             self._answers = False
             if self.phase == "serving":
                 self.phase = "dead"
             return
         self._answers = True
-        if started_at is not None:
-            self.started_at = started_at
         alive = healthy is True or moved
         if self._gone or (self.phase == "dead" and alive):
             self._revive()
@@ -107,6 +122,10 @@ class Lifecycle:
     def _revive(self) -> None:
         self.lives += 1
         self.phase, self._gone, self._revived = "serving", False, 0
+
+    def _forget(self) -> None:
+        self.info = {name: text for name, text in self.info.items() if name == "model"}  # until another is told
+        self._identity.clear()
 
     # what it is
 

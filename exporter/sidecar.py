@@ -26,6 +26,7 @@ from exporter.concurrency import Levels
 from exporter.config import Config
 from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
+from exporter.facts import Facts
 from exporter.headroom import Headroom
 from exporter.lifecycle import Lifecycle
 from exporter.listener import Listener
@@ -55,6 +56,7 @@ _SHUTDOWN_SECONDS = 2.0
 _RELOAD_SECONDS = 5.0
 _TELL_AGAIN_SECONDS = 60.0
 _LAST_READ_SECONDS = 1.0
+_KEEP_SECONDS = 5.0
 
 
 class Source(Protocol):
@@ -108,6 +110,7 @@ class Sidecar:
         self._from_start = from_start
         self._clock = clock
         self._expected: list[str] = []
+        self._facts = Facts(config.state_dir, self.lifecycle)
         self._reload = asyncio.Event()
         if self.profile is not None:
             self.lifecycle.engine = self.profile.engine
@@ -204,6 +207,7 @@ class Sidecar:
             source = self._build_log(path, checkpoint)
             sources[source.source] = source
             self.logs.append(source)
+        self._facts.recall(self._lines_by_source(), self.store.wall())
         if config.gpus.devices != "none":
             sources["gpu"] = self.gpus = GpuSource(
                 config.gpus.devices,
@@ -269,6 +273,7 @@ class Sidecar:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_forever(s), name=name) for name, s in sources.items()]
                 tasks.append(group.create_task(self._watch_files(), name="config"))
+                tasks.append(group.create_task(self._keep_facts(), name="facts"))
                 await stop.wait()
                 log.info("stopping")
                 for task in tasks:
@@ -277,6 +282,7 @@ class Sidecar:
                 async with asyncio.timeout(_LAST_READ_SECONDS):
                     for source in self.logs:
                         await source.once()
+            self._facts.keep(self._lines_by_source())
         finally:
             for source in self.logs:
                 source.close()
@@ -298,6 +304,14 @@ class Sidecar:
                 self.reload()
             if asked or protection_changed:
                 await self.reload_protection()
+
+    async def _keep_facts(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_SECONDS)
+            self._facts.keep(self._lines_by_source())
+
+    def _lines_by_source(self) -> dict[str, Lines]:
+        return {lines.source: lines for lines in self.lines}
 
     def _tell_reload(self, what: str, *, ok: bool) -> None:
         """Note whether *what* is as its file wants it; told is whether all is."""

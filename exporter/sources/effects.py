@@ -43,6 +43,19 @@ class Effects:
         self._known_for = ""
         self._totals: dict[tuple[Signal, str], float] = {}
         self._fresh = False
+        self._voided = lifecycle.voided
+
+    @property
+    def facts(self) -> dict[tuple[Family, Labels], float]:
+        """What the engine told of itself at its start."""
+        if self._voided != self._lifecycle.voided:
+            self._voided = self._lifecycle.voided
+            self._facts.clear()
+        return self._facts
+
+    def recall(self, facts: dict[tuple[Family, Labels], float]) -> None:
+        """Facts from before the sidecar was restarted, unless the log tells them too."""
+        self._facts = facts | self._facts
 
     def restart(self, at: float | None) -> None:
         """The engine starts (Unix time *at*): what was known of it holds no longer."""
@@ -77,7 +90,7 @@ class Effects:
         if signal.total:
             value = self._increase(signal, rank_of(match, ranks), value)
         if fact:
-            if family.kind == "gauge" and _has_room(self._facts, (family, labels)):
+            if family.kind == "gauge" and _has_room(self.facts, (family, labels)):
                 self._facts[family, labels] = value
         elif weight:
             self._lifecycle.worked(finished=family.kind != "gauge")
@@ -95,7 +108,7 @@ class Effects:
 
     def samples(self) -> tuple[Sample, ...]:
         """Facts and gauges as they are now."""
-        told = {**self._facts, **{key: value for key, (value, _) in self._gauges.items()}}
+        told = {**self.facts, **{key: value for key, (value, _) in self._gauges.items()}}
         return tuple(Sample(family, labels, value) for (family, labels), value in told.items())
 
     def _increase(self, signal: Signal, rank: str, total: float) -> float:

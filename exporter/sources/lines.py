@@ -139,6 +139,15 @@ class Lines:
         """Whether the next line may still be a client's words."""
         return self._echo is not None
 
+    @property
+    def facts(self) -> dict[tuple[Family, Labels], float]:
+        """Of the start, by family and labels; they hold until the next one."""
+        return self._effects.facts
+
+    def recall(self, facts: dict[tuple[Family, Labels], float]) -> None:
+        """Facts from before this sidecar was restarted."""
+        self._effects.recall(facts)
+
     def samples(self) -> tuple[Sample, ...]:
         """Facts of the start and the gauges that recent lines told."""
         return self._effects.samples()

@@ -216,9 +216,6 @@ class ScrapeSource:
         self._longest = _LONGEST
         if page.started_at is not None:
             self._longest = max(60.0, self._store.wall() - page.started_at)
-        for what, info in profile.info.items():
-            for native, _, _ in _matching(page, info.sample, PageRule(info.sample)):
-                self._lifecycle.tell(what, native.get(info.label))
         self._gauges: dict[tuple[Family, Labels], float] = {}
         gauges = self._gauges
         moved = False
@@ -251,6 +248,9 @@ class ScrapeSource:
             started_at=page.started_at,
             restarted=increases.restarted,
         )
+        for what, info in profile.info.items():
+            for native, _, _ in _matching(page, info.sample, PageRule(info.sample)):
+                self._lifecycle.tell(what, native.get(info.label))
         return tuple(Sample(family, labels, value) for (family, labels), value in gauges.items())
 
     def _models(self, page: Page) -> list[str]:

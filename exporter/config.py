@@ -300,7 +300,7 @@ class Config:
     labels: LabelConfig = LabelConfig()
     logging: LoggingConfig = LoggingConfig()
     state_dir: Path | None = None
-    """Directory for what must survive a restart (how far the log was read, what the engine said); empty keeps nothing."""
+    """Directory for what must survive a restart (place in the log, facts of the engine); empty keeps nothing."""
 
     def profile(self) -> Profile | None:
         """The profile that is asked for; None means find out. Raises ConfigError for a profile file."""

@@ -39,6 +39,7 @@ def findings(sidecar: Sidecar, polls: Sequence[float]) -> Iterator[Finding]:
     elif life.engine:
         remedy = plain(f"{remedies.MODEL_UNKNOWN.remedy} (`--model`)")
         yield Finding("engine", "warning", "the model's name is not known", remedy)
+    yield from _pins(sidecar, model)
     if profile is not None:
         yield from _layout(sidecar, profile)
         for hint in profile.hints:
@@ -58,6 +59,20 @@ def told_by(profile: Profile) -> set[Family]:
     """What *profile* can get from page and patterns."""
     signals = {signal.family for pattern in profile.log.patterns for signal in pattern.signals}
     return signals | {catalog.BY_SHORT[short] for short in profile.page_rules()}
+
+
+def _pins(sidecar: Sidecar, model: str) -> Iterator[Finding]:
+    """Baselines that are pinned for an engine other than this one."""
+    if not sidecar.lifecycle.engine:
+        return
+    config = sidecar.lifecycle.config(sidecar.store.gauges())
+    for pin in sidecar.pins:
+        served = f"model {shown(pin.model)}" if pin.model not in ("", model) else ""
+        other = f"config {shown(pin.config)}" if pin.config not in ("", config) else ""
+        if served or other:
+            text = f"the pin of {pin.signal} P{pin.quantile * 100:g} does not hold: it is for {served or other}"
+            here = f"{shown(model)}" if served else config
+            yield Finding("engine", "warning", f"{text}, and this is {here}", "measure it again, or take the pin out")
 
 
 def _title(profile: Profile) -> str:

@@ -11,7 +11,8 @@ from aiohttp.test_utils import TestServer
 from realengine import free_port
 
 from exporter import remedies
-from exporter.config import Config, EngineConfig, GpuConfig, LogConfig, ScrapeConfig, WebConfig
+from exporter.baseline import Pin
+from exporter.config import BaselineConfig, Config, EngineConfig, GpuConfig, LogConfig, ScrapeConfig, WebConfig
 from exporter.doctor import engine, gpus, logs
 from exporter.doctor.examine import examine
 from exporter.doctor.findings import Finding, Report
@@ -21,6 +22,7 @@ from exporter.signals import Reading
 from exporter.simulator import ClosedLoop, LogOptions, Simulation, serve
 from exporter.simulator import EngineConfig as SimulatedConfig
 from exporter.sources.gpu import GpuSource
+from exporter.strictyaml import Seconds
 
 pytest_plugins = ("fake_nvml",)
 
@@ -376,6 +378,24 @@ stop lines
   memory   can be judged: from the use of the KV cache
 """
     )
+
+
+async def test_pins_for_another_engine_are_told() -> None:
+    pins = (
+        Pin("request", 0.99, Seconds(1.0)),
+        Pin("request", 0.99, Seconds(2.0), config="deadbeef"),
+        Pin("step", 0.5, Seconds(0.1), model="other"),
+    )
+    page = Engine((CAPTURE / "metrics-end.txt").read_text())
+    told = await page_of(page, baseline=BaselineConfig(pins=pins))
+    config = re.search(r"for config deadbeef, and this is ([0-9a-f]{8})\n", told)
+    assert config
+    assert [line.strip() for line in told.splitlines() if "pin" in line] == [
+        f"warning  the pin of request P99 does not hold: it is for config deadbeef, and this is {config[1]}",
+        "measure it again, or take the pin out",
+        "warning  the pin of step P50 does not hold: it is for model other, and this is tiny",
+        "measure it again, or take the pin out",
+    ]
 
 
 async def test_a_page_without_what_must_be_there() -> None:

@@ -4,6 +4,7 @@ Works on whole chunks: a literal that no line holds costs one search of the chun
 cut out and matched. While an error or an echo is open every line is looked at, for it may belong to it.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -13,6 +14,7 @@ from exporter.engines.literal import literals_of
 from exporter.engines.profile import GENERIC, Echo, Pattern, Profile, Signal, bundled, shared
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Sample
+from exporter.sources.bounded import LIMIT_SECONDS, Bounded, TooSlow
 from exporter.sources.chunks import HEAD_BYTES
 from exporter.sources.effects import Effects, rank_of
 from exporter.sources.errors import Errors
@@ -21,6 +23,9 @@ from exporter.sources.pairs import Orphan, Pairs
 from exporter.sources.peel import ERROR, NO_RANKS, Record, Shape, Unwrapper, peel, seconds_of
 from exporter.store import Store
 
+log = logging.getLogger(__name__)
+
+_LONG_LINE = 2000
 _ECHO_LINES = 200  # of an echo whose end cannot be told
 _ECHO_SECONDS = 2.0
 _ECHO_END = 500  # characters in which the end of an echo is looked for
@@ -70,6 +75,8 @@ class Lines:
         self._echo_lines = 0
         self._echo_at = 0.0
         self._echo_failures = 0
+        self._bounded = Bounded(clock)
+        self._slow: set[str] = set()
         self._history = False
         self._shaped = False
         self._now = clock()
@@ -236,7 +243,11 @@ class Lines:
         return True
 
     def _pattern(self, pattern: Pattern, record: Record) -> bool:
-        match = pattern.regex.match(record.text)
+        try:
+            match = self._match(pattern, record.text)
+        except TooSlow:
+            self._given_up(pattern)
+            return False
         if match is None:
             return False
         if self._history and not (pattern.startup or pattern.phase):
@@ -259,6 +270,21 @@ class Lines:
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
         return True
+
+    def _match(self, pattern: Pattern, text: str) -> re.Match[str] | None:
+        """Bounded where a regex is not ours, or a line is longer than any that ours were tried on. Raises TooSlow."""
+        if len(text) > _LONG_LINE or pattern in self._patterns:
+            return self._bounded.match(pattern.regex, text)
+        return pattern.regex.match(text)
+
+    def _given_up(self, pattern: Pattern) -> None:
+        if pattern.name not in self._slow:
+            self._slow.add(pattern.name)
+            log.warning(
+                "a line took too long to match and was passed over, as such lines will be: source=%s pattern=%s "
+                "limit_seconds=%g remedy='make the regex of log.patterns simpler: no repetition within a repetition'",
+                self.source, pattern.name, LIMIT_SECONDS,
+            )  # fmt: skip
 
     def _spoils(self, pattern: Pattern, rank: str) -> bool:
         """Whether a line before has spoilt this one of *rank*; what this one spoils is remembered."""

@@ -116,8 +116,11 @@ class Verdict:
 
     @property
     def paged(self) -> dict[str, float]:
-        """What is left of it after Alertmanager's inhibitions."""
-        return {name: at for name, at in self.fired.items() if not INHIBITED_BY.get(name, set()) & self.fired.keys()}
+        """What is left of it after Alertmanager's inhibitions: of what fires while that which silences it does."""
+        silenced = {
+            name for name, at in self.fired.items() for by in INHIBITED_BY[name] if self.fired.get(by, at + 1) <= at
+        }
+        return {name: at for name, at in self.fired.items() if name not in silenced}
 
     @property
     def right(self) -> bool:

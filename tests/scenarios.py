@@ -35,6 +35,8 @@ MUCH_USED = {"kv_blocks": 33_000}
 """98 % of each card is used, as it was meant."""
 RESTED = 450.0
 """Seconds of calm after which the sidecar knows what memory the server uses at rest; its clock is not shortened."""
+PATIENT = {"execute_timeout_seconds": 3600.0}
+"""An executor that does not end what hangs."""
 UNLOGGED: dict[str, object] = {"log": False}
 UNSEEN_GPUS: dict[str, object] = {"gpus": False}
 
@@ -447,14 +449,20 @@ ERRORS = (
     # Silence is no failure before it has lasted three minutes.
     Scenario("silent", falls_silent, (FAILED,), due=18.0),
     Scenario("silent-unlogged", falls_silent, (FAILED,), replica=UNLOGGED, due=18.0),
-    Scenario("hang", fails("hang"), (STALLED,), calm=lambda: poisson(6.0)),
-    Scenario("hang-calm", fails("hang"), (STALLED,), calm=one_at_a_time),
-    Scenario("hang-unlogged", fails("hang"), (STALLED,), calm=one_at_a_time, replica=UNLOGGED),
-    Scenario("hang-learned", fails("hang"), (STALLED,), learns=True),
-    Scenario("hang-sidecar-restart", then(fails("hang"), 5.0, restarts_sidecar), (STALLED,), calm=one_at_a_time),
+    Scenario("hang", fails("hang"), (STALLED,), calm=lambda: poisson(6.0), engine=PATIENT),
+    Scenario("hang-calm", fails("hang"), (STALLED,), calm=one_at_a_time, engine=PATIENT),
+    Scenario("hang-unlogged", fails("hang"), (STALLED,), calm=one_at_a_time, replica=UNLOGGED, engine=PATIENT),
+    Scenario("hang-learned", fails("hang"), (STALLED,), learns=True, engine=PATIENT),
+    Scenario(
+        "hang-sidecar-restart",
+        then(fails("hang"), 5.0, restarts_sidecar),
+        (STALLED,),
+        calm=one_at_a_time,
+        engine=PATIENT,
+    ),
     # Its gauges are those of the last step, with nobody in it: until the engine gives up there is no sign of it.
     Scenario("hang-unseen", hangs_idle, (FAILED,), due=30.0, engine={"execute_timeout_seconds": 30.0}),
-    Scenario("hang-overloaded", then(traffic(30.0), 30.0, fails("hang")), (STALLED,), due=30.0),
+    Scenario("hang-overloaded", then(traffic(30.0), 30.0, fails("hang")), (STALLED,), due=30.0, engine=PATIENT),
     Scenario("all-fail", then(load(lambda: None), answers(500, 1.0)), (RATE,)),
     Scenario("all-fail-at-night", then(load(lambda: None), answers(500, 0.2)), (RATE,), due=15.0),
     Scenario("half-fail", answers(500, 1.0), (RATE,)),

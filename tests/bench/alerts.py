@@ -96,9 +96,9 @@ def _in_time(one: Verdict) -> bool:
 
 
 def _wait(name: str) -> float:
-    """Seconds of the alert's ``for``."""
+    """Seconds of the alert's ``for``; that nothing comes for two minutes is a window of its expression."""
     text = min((alert.get("for", "0s") for alert in alerts() if alert["alert"] == name), key=len)
-    return float(text[:-1]) * _UNITS[text[-1]]
+    return float(text[:-1]) * _UNITS[text[-1]] + (120 if name == STALLED else 0)
 
 
 def _score(judged: list[Verdict], seconds: float) -> int:

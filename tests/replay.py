@@ -149,6 +149,8 @@ class Replica:
         self.meanwhile: list[Callable[[], object]] = []
         """What else happens at every poll."""
         self.gpus_readable = True
+        self.wall_ahead = 0.0
+        """Seconds by which the time of day is off."""
         self.server = InProcess()
         self.samples = 0
         self._seed, self._gpus, self._with_log = seed, gpus, log
@@ -209,7 +211,7 @@ class Replica:
     # within
 
     def _start_sidecar(self) -> None:
-        self.sidecar = sidecar = Sidecar(self._config, clock=self.clock, wall=self.clock)
+        self.sidecar = sidecar = Sidecar(self._config, clock=self.clock, wall=lambda: self.clock.now + self.wall_ahead)
         self._scrape = sidecar._build_scrape(self.server)  # its own session is for real servers
         sidecar.scrape = self._scrape
         self._logs: LogSource | None = None

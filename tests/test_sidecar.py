@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from harness import Clock
-from realengine import free_port, get, until
+from process import Process, assert_free, eventually, fetch
+from realengine import free_port
 
 from exporter import catalog
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig, WebConfig
@@ -25,46 +26,6 @@ from exporter.sidecar import Sidecar
 SEED = "[request_id=xxx] queue_wait_ms=12.3 step_latency_ms=45.6 total_ms=57.9\n"
 LOCAL = WebConfig(listen_address="127.0.0.1:0")
 NO_GPU = GpuConfig(devices="none")
-
-
-def assert_free(port: int) -> None:
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections may still be in TIME_WAIT
-        again.bind(("127.0.0.1", port))
-        again.listen()
-
-
-def fetch(port: int, path: str = "/metrics") -> str:
-    return get(f"http://127.0.0.1:{port}{path}")
-
-
-def eventually(condition):
-    return until(condition, 10, "what the test waits for")
-
-
-class Process:
-    """``stopline run`` as a user starts it."""
-
-    def __init__(self, *arguments: str, **options) -> None:
-        self.port = free_port()
-        command = [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"127.0.0.1:{self.port}"]
-        self.process = subprocess.Popen(
-            [*command, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-        )
-
-    def __enter__(self) -> "Process":
-        eventually(lambda: fetch(self.port, "/-/healthy"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=10)
-
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=5)
-        return self.process.returncode, errors
 
 
 class Hanging:

@@ -1,0 +1,150 @@
+"""Strangers, other limits and other clocks: the next scrape is answered, and nothing is lost or counted twice."""
+
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from incidents import poisson
+from process import Process, eventually, fetch
+from replay import Replica
+
+from exporter.simulator import EngineConfig
+
+SEED = "[request_id=xxx] queue_wait_ms=12.3 step_latency_ms=45.6 total_ms=57.9\n"
+OK = 'stopline_requests_total{{model="",outcome="ok"}} {:.1f}'
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "server.log"
+    path.touch()
+    return path
+
+
+@contextmanager
+def running(log: Path, *arguments: str, **options: object) -> Iterator[Process]:
+    with Process("--log", str(log), "--gpus", "none", *arguments, **options) as run:
+        eventually(lambda: "stopline_log_lines_total" in fetch(run.port))
+        yield run
+
+
+def write(log: Path, text: str) -> None:
+    with log.open("a") as out:
+        out.write(text)
+
+
+def limited(what: int, most: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(what, (most, most))
+
+
+def resident_bytes(run: Process) -> int:
+    text = Path(f"/proc/{run.process.pid}/status").read_text()
+    return int(text.split("VmRSS:")[1].split()[0]) * 1024
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"])
+def test_two_hundred_clients_that_never_finish_keep_nobody_waiting(log: Path, said: bytes) -> None:
+    with running(log) as run, ExitStack() as clients:
+        for _ in range(200):
+            clients.enter_context(socket.create_connection(("127.0.0.1", run.port), 5)).sendall(said)
+        write(log, SEED)
+        eventually(lambda: OK.format(1) in fetch(run.port))
+        assert run.end()[0] == 0
+
+
+def test_a_header_of_a_megabyte_is_refused(log: Path) -> None:
+    with running(log) as run:
+        with socket.create_connection(("127.0.0.1", run.port), 5) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: ")
+            answer = b""
+            try:
+                for _ in range(16):
+                    client.sendall(b"a" * 65536)
+                answer = client.recv(100)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before it was all sent
+        assert answer in (b"",) or b" 400 " in answer
+        assert "stopline_build_info" in fetch(run.port)
+        code, errors = run.end()
+    assert (code, "Traceback" in errors) == (0, False)
+
+
+def test_with_sixty_four_descriptors_it_goes_on_once_they_are_free(log: Path) -> None:
+    with running(log, preexec_fn=limited(resource.RLIMIT_NOFILE, 64)) as run:
+        with ExitStack() as clients:
+            for _ in range(100):
+                clients.enter_context(socket.create_connection(("127.0.0.1", run.port), 5))
+            write(log, SEED * 3)
+        eventually(lambda: OK.format(3) in fetch(run.port))
+        code, errors = run.end()
+    assert (code, errors.count("connections are not accepted") <= 1, "Traceback" in errors) == (0, True, False)
+
+
+def test_suspended_while_the_log_is_rotated_it_counts_each_line_once(log: Path) -> None:
+    with running(log) as run:
+        write(log, SEED)
+        eventually(lambda: OK.format(1) in fetch(run.port))
+        run.process.send_signal(signal.SIGSTOP)
+        write(log, SEED * 2)
+        log.rename(log.with_suffix(".1"))
+        write(log, SEED * 4)
+        run.process.send_signal(signal.SIGCONT)
+        eventually(lambda: OK.format(7) in fetch(run.port))
+        write(log, SEED)
+        eventually(lambda: OK.format(8) in fetch(run.port))
+
+
+def test_where_nothing_can_be_written_only_the_checkpoint_is_lost(log: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with running(log, "--state-dir", str(state), preexec_fn=limited(resource.RLIMIT_FSIZE, 0)) as run:
+        write(log, SEED * 2)
+        eventually(lambda: OK.format(2) in fetch(run.port))
+        write(log, SEED)
+        eventually(lambda: OK.format(3) in fetch(run.port))
+        code, errors = run.end()
+    assert (code, errors.count("no checkpoint")) == (0, 1)
+
+
+def test_a_line_of_a_hundred_megabytes_and_garbage_take_no_memory(log: Path) -> None:
+    with running(log) as run:
+        write(log, SEED)
+        eventually(lambda: OK.format(1) in fetch(run.port))
+        before = resident_bytes(run)
+        with log.open("ab") as out:
+            for _ in range(100):
+                out.write(b"queue_wait_ms=" + b"9" * (2**20 - 14))
+            out.write(b"\n")
+            garbage = bytes(range(256)) * 256
+            for _ in range(800):
+                out.write(garbage)
+            out.write(b"\n" + SEED.encode())
+        eventually(lambda: OK.format(2) in fetch(run.port))
+        assert resident_bytes(run) - before < 16 * 2**20
+
+
+def _seen(replica: Replica) -> dict[str, float]:
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in replica.sidecar.registry.collect()
+        for sample in family.samples
+        if family.type in ("counter", "histogram") and not sample.name.startswith("process_")
+    }
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_clock_that_is_set_changes_no_count_and_no_time(step: float) -> None:
+    """By an hour and back, amid traffic."""
+    told = []
+    for ahead in (0.0, step):
+        replica = Replica("clock", EngineConfig.hy3_h20())
+        replica.set_load(poisson(2.0))
+        for offset in (0.0, ahead, 0.0):
+            replica.wall_ahead = offset
+            replica.run(60)
+        told.append(_seen(replica))
+    assert told[0] == told[1]

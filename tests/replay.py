@@ -125,6 +125,8 @@ class Replica:
         baseline: BaselineConfig = BaselineConfig(),  # noqa: B008  it is frozen
         thresholds: Thresholds = Thresholds(),  # noqa: B008
         noise: float = 0.0,
+        pace: float = 1.0,
+        sampled: Callable[["Replica"], object] = lambda replica: None,
     ) -> None:
         self.name = name
         self.every, self.poll = every, poll
@@ -135,6 +137,7 @@ class Replica:
         self.server = InProcess()
         self.samples = 0
         self._seed, self._gpus, self._with_log, self._iterations = seed, gpus, log, iterations
+        self._pace, self._sampled = pace, sampled
         self._load: Load | None = None
         self._log = MemoryLog(self.clock)
         self._config = Config(
@@ -186,7 +189,7 @@ class Replica:
     # within
 
     def _start_sidecar(self) -> None:
-        self.sidecar = sidecar = Sidecar(self._config, clock=self.clock, wall=self.clock)
+        self.sidecar = sidecar = Sidecar(self._config, clock=self.clock, wall=self.clock, pace=self._pace)
         self._scrape = sidecar._build_scrape(self.server)  # its own session is for real servers
         sidecar.scrape = self._scrape
         self._logs: LogSource | None = None
@@ -224,6 +227,7 @@ class Replica:
         if self._gpus:
             self._publish_gpus()
             self.sidecar.headroom.look()
+        self.sidecar.history.look()
 
     def _publish_gpus(self) -> None:
         config, used = self.engine.config, float(self.engine.gpu_memory_used_bytes)
@@ -260,6 +264,7 @@ class Replica:
             values.extend([None] * (self.samples - len(values)))
             values.append(value)
         self.samples += 1
+        self._sampled(self)
 
     @staticmethod
     async def _never() -> None: ...

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from exporter import catalog
+from exporter.history import STEP_SECONDS
 from exporter.judge import Verdict
 from exporter.live import pictures, words
 from exporter.live.markup import Html, join, tag
@@ -209,7 +210,8 @@ def _errors(verdict: Verdict, state: State) -> Iterator[Html]:
         return
     yield _big(f"{verdict.value:g}", "within five minutes")
     total = sum(state.past.errors)
-    yield pictures.bars(state.past.errors, f"Errors of the last 15 minutes: {total:g}")
+    label = f"Errors of the last 15 minutes: {total:g}"
+    yield pictures.bars(state.past.seconds_ago, state.past.errors, STEP_SECONDS, SHOWN_SECONDS, label)
     yield _numbers(("line", "any error"), ("within 15 min", f"{total:g}"))
 
 
@@ -224,7 +226,7 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
             value, line, None, 1.0, ("0", f"line {line:.0%}"), f"KV cache {value:.0%} in use; the line is at {line:.0%}"
         )
         return
-    yield _big(short_gib(value), "free on the fullest GPU")
+    yield _big(short_gib(value), "least free on a GPU")
     gpu = next((g for g in state.gpus if g.gpu == verdict.model), None)
     if gpu is not None and gpu.total_bytes and gpu.limit_bytes:
         used = gpu.total_bytes - value
@@ -234,12 +236,12 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
             gpu.limit_bytes,
             near,
             gpu.total_bytes,
-            ("0", "line"),
+            ("0", f"line {short_gib(gpu.limit_bytes)} used"),
             f"GPU {gpu.gpu} uses {short_gib(used)} of {short_gib(gpu.total_bytes)}; "
             f"the line is at {short_gib(gpu.limit_bytes)}",
         )
     room = [g.effective_headroom_bytes for g in state.gpus if g.effective_headroom_bytes is not None]
-    rows = [("line", f"{short_gib(line)} free")]
+    rows = [("peaks", "of the last minute count"), ("line", f"{short_gib(line)} free")]
     if gpu is not None and gpu.plateau_bytes is not None and gpu.used_bytes is not None:
         rows.append(("above rest", f"{max(0.0, gpu.used_bytes - gpu.plateau_bytes) / 2**30:.1f}\u00a0GiB"))
     if room:
@@ -338,7 +340,7 @@ def _charts(state: State) -> Iterator[Html]:
             [("p50", p50), ("p99", p99)],
             ("baseline", pinned) if pinned is not None else None,
             SHOWN_SECONDS,
-            seconds,
+            words.tick,
             label,
         )
         caption = join("P99 ", tag("b", seconds(last)), " (line) · median ", tag("b", seconds(middle)), " (dots)")
@@ -353,7 +355,8 @@ def _figure(name: str, picture: Html, *captions: Html | None) -> Html:
 def _capacity(capacity: Capacity) -> Html:
     levels = capacity.levels
     if capacity.first_over:
-        verdict = f"P99 crosses the line at {capacity.first_over} requests at once"
+        between = f"between {capacity.limit} and" if capacity.limit else "below"
+        verdict = f"P99 crosses the line {between} {capacity.first_over} requests at once"
     elif capacity.limit:
         verdict = f"Under the line up to {capacity.limit} requests at once, as far as seen"
     elif levels and capacity.line_seconds is None:
@@ -367,7 +370,7 @@ def _capacity(capacity: Capacity) -> Html:
         [level.counts for level in levels],
         capacity.line_seconds,
         capacity.first_over,
-        seconds,
+        words.tick,
         f"P99 and throughput by requests in the engine. {verdict}.",
     )
     caption = join(tag("b", verdict), ". P99 (line; hollow: few requests) and tokens a second (bars).")

@@ -58,31 +58,31 @@ def gauge(value: float, line: float, warning: float | None, top: float, labels: 
         tag("path", d=f"M{at[1]:.1f} {y - 5}v{height + 10}", class_="limit"),
         tag("path", d=f"M{min(at[0], width - 3):.1f} {y - 3}v{height + 6}", class_="needle"),
         tag("text", labels[0], x=0, y=42, class_="axis"),
-        tag("text", labels[1], x=min(max(at[1], 60.0), width - 44), y=42, class_="axis middle"),
+        tag("text", labels[1], x=max(at[1], 80.0), y=42, class_="axis end" if at[1] > width / 2 else "axis middle"),
     ]
     return tag("svg", *parts, viewbox=f"0 0 {width:g} 46", role="img", aria_label=label, class_="gauge")
 
 
-def bars(values: Sequence[float], label: str) -> Html:
-    """One bar for each value, oldest left; an empty row says that there was none."""
+def bars(ago: Sequence[float], values: Sequence[float], step: float, span: float, label: str) -> Html:
+    """One bar for each *step* of the last *span* seconds that has a value; hatched is what is not known."""
     width, height = 300.0, 26.0
     top = max([*values, 1.0])
-    wide = width / max(1, len(values))
-    drawn = [
-        tag(
-            "rect",
-            x=n * wide,
-            y=height - max(4.0, value / top * height),
-            width=max(2.0, wide - 1),
-            height=max(4.0, value / top * height),
-            class_="error",
-        )
-        for n, value in enumerate(values)
-        if value
-    ]
+
+    def x(seconds: float) -> float:
+        return (1 - min(1.0, seconds / span)) * width
+
+    known = x(ago[0] + step) if ago else width
+    drawn = [tag("rect", x=0, y=4, width=known, height=height - 4, class_="gap")]
+    for seconds, value in zip(ago, values, strict=True):
+        if value:
+            tall = max(5.0, value / top * height)
+            wide = max(3.0, step / span * width - 1)
+            drawn.append(
+                tag("rect", x=max(0.0, x(seconds) - wide), y=height - tall, width=wide, height=tall, class_="error")
+            )
     axis = tag("path", d=f"M0 {height}h{width:g}", class_="grid")
     ends = [tag("text", "15 min ago", x=0, y=42, class_="axis"), tag("text", "now", x=width, y=42, class_="axis end")]
-    return tag("svg", axis, *drawn, *ends, viewbox=f"0 0 {width:g} 46", role="img", aria_label=label, class_="gauge")
+    return tag("svg", *drawn, axis, *ends, viewbox=f"0 0 {width:g} 46", role="img", aria_label=label, class_="gauge")
 
 
 def stack(parts: Sequence[tuple[str, float]], total: float, marks: Sequence[tuple[str, float]], label: str) -> Html:
@@ -134,7 +134,7 @@ def lines(
     drawn = [*_grid(top, y, unit), *_gaps(ago, [values for _, values in series], x, span)]
     if level and level[1] <= top:
         drawn.append(tag("path", d=f"M{_LEFT} {y(level[1]):.1f}H{WIDTH - _RIGHT}", class_="level"))
-        drawn.append(tag("text", level[0], x=WIDTH - _RIGHT, y=y(level[1]) - 4, class_="axis end"))
+        drawn.append(tag("text", level[0], x=_LEFT + 4, y=y(level[1]) - 4, class_="axis"))
     for name, values in series:
         points = [(x(s), y(v)) if v is not None else None for s, v in zip(ago, values, strict=True)]
         drawn.append(tag("path", d=_path(points), class_=f"line {name}"))

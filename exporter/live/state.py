@@ -25,6 +25,8 @@ _SMOOTHED = 60.0  # each point of them is of so long before it
 _FRESH_SECONDS = 1.0
 LEVEL_NEEDS = 100
 """Requests from which a level of the capacity curve counts."""
+LEVEL_LASTS = 10.0
+"""Seconds from which its throughput is told."""
 _GPU = (catalog.GPU_TOTAL, catalog.GPU_USED, catalog.GPU_PEAK, catalog.GPU_HEADROOM, catalog.GPU_PLATEAU)
 _PARTS = ("weights", "kv_used", "kv_free", "other")
 
@@ -287,7 +289,7 @@ class Live:
                     concurrency,
                     counts[-1],
                     quantile(series[labels].bounds, counts, 0.99),
-                    tokens.get(labels, 0.0) / lasted if lasted else None,
+                    tokens.get(labels, 0.0) / lasted if lasted >= LEVEL_LASTS else None,
                     counts[-1] >= LEVEL_NEEDS,
                 )
             )

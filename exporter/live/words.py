@@ -46,6 +46,11 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f}\u00a0s" if value < 10 else f"{value:.0f}\u00a0s"
 
 
+def tick(value: float) -> str:
+    """Seconds at an axis, without digits that say nothing."""
+    return f"{value:g}\u00a0s" if value >= 1 else f"{value * 1000:g}\u00a0ms"
+
+
 def short_gib(value: float | None) -> str:
     """Bytes in GiB; a dash for what is not known."""
     return "–" if value is None else gib(value)

@@ -2,46 +2,16 @@
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import msgspec
 import pytest
+from outline import Outline
 from states import HOSTILE, incident, quiet
 
 from exporter.judge import Verdict
 from exporter.live import page
 from exporter.live.markup import Html, join, tag
 from exporter.live.state import State
-
-
-class Outline(HTMLParser):
-    """What is in a page: elements with their attributes, and all text, as a browser would have them."""
-
-    VOID = ("meta", "link")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self._open == [], "elements that are not closed"
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append((name, dict(attributes)))
-        if name not in self.VOID:
-            self._open.append(name)
-
-    def handle_endtag(self, name: str) -> None:
-        assert self._open.pop() == name
-
-    def handle_data(self, data: str) -> None:
-        if not {"style", "script"} & set(self._open):
-            self.text += data
-
-    def having(self, attribute: str) -> list[str | None]:
-        return [attributes[attribute] for _, attributes in self.elements if attribute in attributes]
 
 
 @pytest.mark.parametrize("state", [quiet, incident], ids=lambda state: state.__name__)

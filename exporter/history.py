@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from exporter import catalog
 from exporter.catalog import Family
@@ -33,19 +34,25 @@ _COUNTED = (
 )
 
 Key = tuple[Family, Labels]
+_Of = TypeVar("_Of", str, Labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Observations of a histogram: their sum (its unit), and number by bucket, as pairs without the empty ones."""
+    """Observations of a histogram: their sum (its unit), and number by bucket, packed without the empty ones."""
 
     sum: float
-    pairs: "array[int]"
+    packed: bytes
 
     @classmethod
     def of(cls, counts: Iterable[int], total: float) -> "Tally":
         """From the number in each bucket."""
-        return cls(total, array("I", [x for at, n in enumerate(counts) if n > 0 for x in (at, n)]))
+        return cls(total, array("I", [x for at, n in enumerate(counts) if n > 0 for x in (at, n)]).tobytes())
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Buckets and how many there are in each."""
+        numbers = array("I", self.packed)
+        return zip(numbers[::2], numbers[1::2], strict=True)
 
 
 class Spread:
@@ -60,7 +67,7 @@ class Spread:
 
     def add(self, tally: Tally) -> None:
         self.sum += tally.sum
-        for at, count in zip(tally.pairs[::2], tally.pairs[1::2], strict=True):
+        for at, count in tally.pairs():
             self.counts[at] += count
 
     @property
@@ -164,6 +171,7 @@ class History:
         self._tick = tick
         self._kept = deque[Moment](maxlen=round(KEPT_SECONDS / STEP_SECONDS) + 1)
         self._models = set[str]()
+        self._keys: dict[Any, Any] = {}
         self.step = STEP_SECONDS / pace
         self.noted: list[Callable[[Moments, Gauges], None]] = []
         self._before = self._totals()
@@ -183,6 +191,8 @@ class History:
         now, gauges = self._totals(), self._gauges()
         self._kept.append(self._moment(now, gauges))
         self._before = now
+        self._keys = {key: key for key in (*now.timed, *now.counted)}
+        self._models &= {whose for _, whose in now.timed} | {labels[0] for _, labels in now.counted}
         for call in self.noted:
             call(Moments(self._kept_now(), self._bounds()), gauges)
 
@@ -220,7 +230,7 @@ class History:
         totals = _Totals()
         for family in _TIMED:
             for labels, buckets in self._store.histograms.get(family, {}).items():
-                key = family, self._known(labels[0])
+                key = self._one_key(family, self._known(labels[0]))
                 total, counts = totals.timed.get(key, (0.0, ()))
                 told = buckets.counts()
                 summed = tuple(map(int.__add__, counts, told)) if counts else told
@@ -229,8 +239,15 @@ class History:
             for labels, value in self._store.counters.get(family, {}).items():
                 if family.labels[0] == "model":
                     labels = (self._known(labels[0]), *labels[1:])
-                totals.counted[family, labels] = totals.counted.get((family, labels), 0.0) + value
+                counter = self._one_key(family, labels)
+                totals.counted[counter] = totals.counted.get(counter, 0.0) + value
         return totals
+
+    def _one_key(self, family: Family, of: _Of) -> tuple[Family, _Of]:
+        """The same object whenever it is asked for: thousands of them are kept."""
+        key = family, of
+        known: tuple[Family, _Of] = self._keys.setdefault(key, key)
+        return known
 
     def _known(self, model: str) -> str:
         if model not in self._models:

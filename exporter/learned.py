@@ -107,7 +107,8 @@ class Learned:
         run = self._runs.get((model, config))
         if run is None:
             return 0
-        return sum(sum(chunk["1-4"].pairs[1::2]) for chunk in (*run.hours, *run.pending) if "1-4" in chunk)
+        chunks = (*run.hours, *run.pending)
+        return sum(count for chunk in chunks if "1-4" in chunk for _, count in chunk["1-4"].pairs())
 
     # within
 

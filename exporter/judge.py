@@ -39,7 +39,7 @@ class Verdict:
     """One line. *value* and *threshold* are in *unit*; None where there is none.
 
     *says* is a sentence with the numbers; *reasons* are the rules that say so, in the words of the rules' labels;
-    *remedy* is what to do where it cannot be judged. *alert* is the rule's alert that fires if it stays so.
+    *model* or *gpu* is the worst one, which the numbers are of; *remedy* is what to do where it cannot be judged. *alert* is the rule's alert that fires if it stays so.
     """
 
     line: Line
@@ -52,6 +52,7 @@ class Verdict:
     baseline: float | None = None
     baseline_source: Literal["pinned", "learned", "provisional", ""] = ""
     model: str = ""
+    gpu: str = ""
     cause: str = ""
     reasons: tuple[str, ...] = ()
     alert: str = ""
@@ -426,7 +427,7 @@ def _memory(evidence: Evidence) -> Verdict:
         "bytes" if free else "ratio",
         value=least if free else usage,
         threshold=float(limits.memory_headroom_bytes) if free else limits.kv_cache_usage_ratio,
-        model=min(free, key=lambda gpu: free[gpu])[0] if free else "",
+        gpu=min(free, key=lambda labels: free[labels])[0] if free else "",
     )
     over = {}
     if least is not None and least < limits.memory_headroom_bytes:
@@ -481,13 +482,13 @@ def _near(
     growth: Mapping[Labels, float],
     reserves: float | None,
 ) -> Iterator[str]:
-    """Less than half as much again as the line is free, half of the growth is there, or requests are evicted."""
+    """Less than half as much again as the line is free, most of the growth is there, or requests are evicted."""
     limits = evidence.thresholds
     if (evicted := evidence.increase(catalog.PREEMPTIONS, FAST)) >= 3:
         yield f"{evicted:g} requests were evicted within five minutes"
     if (least := min(free.values(), default=None)) is not None and least < 1.5 * limits.memory_headroom_bytes:
         yield f"a GPU has only {gib(least)} free"
-    if reserves != 0 and max(growth.values(), default=0.0) > 0.5 * limits.memory_growth_bytes:
+    if reserves != 0 and max(growth.values(), default=0.0) > 0.75 * limits.memory_growth_bytes:
         yield f"a GPU uses {gib(max(growth.values()))} more than at rest"
     if reserves == 0 and max(ratio.values(), default=0.0) > limits.memory_used_ratio - 0.05:
         yield f"{max(ratio.values()):.0%} of a GPU's memory is in use"

@@ -55,9 +55,8 @@ def incident() -> State:
                 2.0,
                 "learned",
                 HOSTILE,
-                "queue",
-                (),
-                "StoplineLatencyDoubled",
+                cause="queue",
+                alert="StoplineLatencyDoubled",
             ),
             Verdict(
                 "errors",
@@ -69,7 +68,7 @@ def incident() -> State:
                 reasons=("timeout",),
                 alert="StoplineErrorsAppeared",
             ),
-            Verdict("memory", "ok", "The fullest GPU has 8.0 GiB free.", "bytes", 8 * GIB, GIB, model="0"),
+            Verdict("memory", "ok", "The fullest GPU has 8.0 GiB free.", "bytes", 8 * GIB, GIB, gpu="0"),
         ),
         gpus=(
             Gpu(

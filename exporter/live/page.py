@@ -184,7 +184,9 @@ def _latency(verdict: Verdict, state: State) -> Iterator[Html]:
     if line is None or base is None:
         yield _big(seconds(value), "P99 of five minutes, nothing to compare with")
         return
-    if value is None:
+    if verdict.state == "unknown":
+        yield _big("?", f"of late {value / base:.1f}× the baseline" if value is not None else "not judged")
+    elif value is None:
         yield _big("–", "no request within five minutes")
     else:
         yield _big(f"{value / base:.1f}×", "the baseline")
@@ -220,14 +222,20 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
     if value is None or line is None:
         yield _big("?", "memory is not seen")
         return
+    if verdict.state == "unknown":
+        told = (
+            f"{value:.0%} of the KV cache in use" if verdict.unit == "ratio" else f"{short_gib(value)} free where seen"
+        )
+        yield _big("?", told)
+        return
     if verdict.unit == "ratio":
         yield _big(f"{value:.0%}", "of the KV cache in use")
         yield pictures.gauge(
             value, line, None, 1.0, ("0", f"line {line:.0%}"), f"KV cache {value:.0%} in use; the line is at {line:.0%}"
         )
         return
-    yield _big(short_gib(value), "least free on a GPU")
-    gpu = next((g for g in state.gpus if g.gpu == verdict.model), None)
+    yield _big(short_gib(value), "free at the minute's peak")
+    gpu = next((g for g in state.gpus if g.gpu == verdict.gpu), None)
     if gpu is not None and gpu.total_bytes and gpu.limit_bytes:
         used = gpu.total_bytes - value
         near = gpu.limit_bytes - 0.5 * line
@@ -241,7 +249,7 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
             f"the line is at {short_gib(gpu.limit_bytes)}",
         )
     room = [g.effective_headroom_bytes for g in state.gpus if g.effective_headroom_bytes is not None]
-    rows = [("peaks", "of the last minute count"), ("line", f"{short_gib(line)} free")]
+    rows = [("line", f"{short_gib(line)} free")]
     if gpu is not None and gpu.plateau_bytes is not None and gpu.used_bytes is not None:
         rows.append(("above rest", f"{max(0.0, gpu.used_bytes - gpu.plateau_bytes) / 2**30:.1f}\u00a0GiB"))
     if room:
@@ -306,7 +314,7 @@ def _gpu(gpu: Gpu) -> Html:
     free = gpu.free_bytes if gpu.free_bytes is not None else gpu.total_bytes - gpu.used_bytes
     reserved = max(0.0, gpu.total_bytes - gpu.used_bytes - free)
     parts = [*(gpu.parts_bytes.items() or [("other", gpu.used_bytes)]), ("reserved", reserved), ("free", free)]
-    marks = [("limit", gpu.limit_bytes), ("plateau", gpu.plateau_bytes), ("peak", gpu.peak_bytes)]
+    marks = [("plateau", gpu.plateau_bytes), ("peak", gpu.peak_bytes), ("limit", gpu.limit_bytes)]
     told = [f"{_SEGMENTS.get(part, part)} {short_gib(amount)}" for part, amount in parts if amount]
     told += [f"{_MARKS[mark]} {short_gib(amount)}" for mark, amount in marks if amount is not None]
     room = gpu.effective_headroom_bytes

@@ -8,6 +8,7 @@ import pytest
 from outline import Outline
 from states import HOSTILE, incident, quiet
 
+from exporter import catalog
 from exporter.judge import Verdict
 from exporter.live import page
 from exporter.live.markup import Html, join, tag
@@ -52,7 +53,7 @@ def test_the_json_is_the_state_and_keeps_its_shape() -> None:
     ]
     assert list(msgspec.json.decode(told)["lines"][0]) == [
         *("line", "state", "says", "unit", "value", "threshold", "warning", "baseline", "baseline_source", "model"),
-        *("cause", "reasons", "alert", "remedy"),
+        *("gpu", "cause", "reasons", "alert", "remedy"),
     ]
 
 
@@ -79,6 +80,14 @@ def test_every_picture_has_a_text_and_every_state_a_word() -> None:
         assert all(a.get("aria-label") if a.get("role") == "img" else a.get("aria-hidden") for a in pictures)
         for verdict in state.lines:
             assert page.words.STATES[verdict.state] in outline.text
+
+
+def test_every_cause_has_words() -> None:
+    """Those of the rules for latency, of the memory line's reasons, and every kind of error."""
+    latency = {"queue", "step", "kv_cache", "communication", "request_mix"}
+    memory = {"headroom", "used_ratio", "growth", "kv_cache"}
+    errors = {*catalog.ERROR_KINDS, "phase_dead", "silent", "stalled", "ratio"}
+    assert set(page.words.CAUSES) == latency | memory | errors
 
 
 def test_markup_escapes_all_but_markup() -> None:

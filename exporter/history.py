@@ -56,7 +56,7 @@ class Tally:
 
 
 class Spread:
-    """Tallies of one histogram added up. *bounds* are its upper bounds without +Inf, none if nothing was observed."""
+    """Tallies of one histogram added up. *bounds* are its upper bounds without +Inf."""
 
     def __init__(self, bounds: Sequence[float], tallies: Iterable[Tally] = ()) -> None:
         self.bounds = bounds
@@ -108,9 +108,12 @@ class Moment:
 
 
 class Moments:
-    """Moments, oldest first, and what was in a part of them. Times are seconds of the clock."""
+    """Moments, oldest first, and what was in a part of them. Times are seconds of the clock.
 
-    def __init__(self, moments: Sequence[Moment], bounds: Mapping[Family, tuple[float, ...]]) -> None:
+    *bounds* gives the upper bounds of a family's histograms.
+    """
+
+    def __init__(self, moments: Sequence[Moment], bounds: Callable[[Family], Sequence[float]]) -> None:
         self.all = moments
         self._at = [moment.at for moment in moments]
         self._bounds = bounds
@@ -121,7 +124,7 @@ class Moments:
 
     def spread(self, family: Family, model: str | None, seconds: float, until: float) -> Spread:
         """What a histogram observed in that time, of one model or of all."""
-        spread = Spread(self._bounds.get(family, ()))
+        spread = Spread(self._bounds(family))
         for moment in self.last(seconds, until):
             for (of, whose), tally in moment.timed.items():
                 if of is family and model in (None, whose):
@@ -194,23 +197,13 @@ class History:
         self._keys = {key: key for key in (*now.timed, *now.counted)}
         self._models &= {whose for _, whose in now.timed} | {labels[0] for _, labels in now.counted}
         for call in self.noted:
-            call(Moments(self._kept_now(), self._bounds()), gauges)
+            call(Moments(list(self._kept), self._store.bounds), gauges)
 
     def moments(self, gauges: Gauges) -> Moments:
         """All that is kept, and at the end what came since, with the *gauges* as they are."""
-        return Moments([*self._kept_now(), self._moment(self._totals(), gauges)], self._bounds())
+        return Moments([*self._kept, self._moment(self._totals(), gauges)], self._store.bounds)
 
     # within
-
-    def _kept_now(self) -> list[Moment]:
-        return list(self._kept)
-
-    def _bounds(self) -> dict[Family, tuple[float, ...]]:
-        found = {}
-        for family in _TIMED:
-            for buckets in self._store.histograms.get(family, {}).values():
-                found[family] = buckets.bounds
-        return found
 
     def _moment(self, now: "_Totals", gauges: Gauges) -> Moment:
         held = gauges.get(catalog.RUNNING), gauges.get(catalog.WAITING), gauges.get(catalog.KV_USAGE)

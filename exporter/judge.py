@@ -38,8 +38,9 @@ _WORST: tuple[State, ...] = ("ok", "unknown", "rising", "tripped")
 class Verdict:
     """One line. *value* and *threshold* are in *unit*; None where there is none.
 
-    *says* is a sentence with the numbers; *reasons* are the rules that say so, in the words of the rules' labels;
-    *model* or *gpu* is the worst one, which the numbers are of; *remedy* is what to do where it cannot be judged. *alert* is the rule's alert that fires if it stays so.
+    *says* is a sentence with the numbers; *reasons* are the rules that say so, in the words of the rules' labels.
+    *model* or *gpu* is the worst one, which the numbers are of; *remedy* is what to do where it cannot be judged.
+    *alert* is the rule's alert that fires if it stays so.
     """
 
     line: Line

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Literal
 
 from exporter import catalog
-from exporter.catalog import Family
 from exporter.history import KEPT_SECONDS, Moments, Spread, Tally
 from exporter.lifecycle import Lifecycle
 from exporter.signals import Gauges, Labels
@@ -31,6 +30,11 @@ _GRADES = (  # requests in the engine on average in 30 and in 5 minutes, and the
     ("1-2", 1.0, 2.0, ("1", "2")),
     ("1-4", 4.0, 8.0, ("1", "2", "4")),
 )
+
+
+_FAMILIES = {"queue_wait": catalog.QUEUE_WAIT, "step": catalog.STEP_LATENCY}
+_Chunk = dict[str, Tally]
+"""What came in a while, by what it is of: the calm levels of _GRADES, parts of a request, and amounts as mere sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,8 @@ class Baseline:
 class _Run:
     """What is known of one model in one configuration."""
 
-    pending: deque[dict[str, Tally]] = field(default_factory=lambda: deque(maxlen=_LAG + 1))
-    hours: deque[dict[str, Tally]] = field(default_factory=lambda: deque(maxlen=_DAY))
+    pending: deque[_Chunk] = field(default_factory=lambda: deque(maxlen=_LAG + 1))
+    hours: deque[_Chunk] = field(default_factory=lambda: deque(maxlen=_DAY))
     past: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_WEEK))
     chunks: int = 0
     provisional: dict[str, float] = field(default_factory=dict)
@@ -120,7 +124,7 @@ class Learned:
 
     def _chunk(
         self, moments: Moments, model: str, config: str, calm: Sequence[tuple[str, Sequence[str]]], now: float
-    ) -> dict[str, Tally]:
+    ) -> _Chunk:
         seconds = CHUNK_SECONDS / self._pace
         chunk = {}
         for name, levels in calm:
@@ -143,7 +147,7 @@ class Learned:
         counts, had = buckets.counts(), self._before.get(labels)
         return tuple(new - old for old, new in zip(had, counts, strict=True)) if had else counts
 
-    def _keep(self, key: tuple[str, str], chunk: dict[str, Tally]) -> None:
+    def _keep(self, key: tuple[str, str], chunk: _Chunk) -> None:
         run = self._runs.pop(key, None) or _Run()
         self._runs[key] = run
         if len(self._runs) > _RUNS:
@@ -158,19 +162,15 @@ class Learned:
             run.past.append({})
         run.chunks += 1
         oldest = run.pending.popleft()
-        run.hours[-1] = {
-            name: Tally.of(self._pooled(name, (run.hours[-1], oldest)).counts, _sum(name, (run.hours[-1], oldest)))
-            for name in run.hours[-1].keys() | oldest.keys()
-        }
+        both = run.hours[-1], oldest
+        run.hours[-1] = {name: self._pooled(name, both).tally() for name in run.hours[-1].keys() | oldest.keys()}
         run.past[-1] = self._quantiles(run.hours)
 
-    def _pooled(self, name: str, chunks: "deque[dict[str, Tally]] | tuple[dict[str, Tally], ...]") -> Spread:
-        family: dict[str, Family] = {"queue_wait": catalog.QUEUE_WAIT, "step": catalog.STEP_LATENCY}
-        series = self._store.histograms.get(family.get(name, catalog.LATENCY_BY_CONCURRENCY), {})
-        bounds = next((buckets.bounds for buckets in series.values()), ())
+    def _pooled(self, name: str, chunks: Sequence[_Chunk]) -> Spread:
+        bounds = self._store.bounds(_FAMILIES.get(name, catalog.LATENCY_BY_CONCURRENCY))
         return Spread(bounds, (chunk[name] for chunk in chunks if name in chunk))
 
-    def _quantiles(self, chunks: "deque[dict[str, Tally]]") -> dict[str, float]:
+    def _quantiles(self, chunks: Sequence[_Chunk]) -> dict[str, float]:
         """What these chunks make of each signal; without those that they do not tell."""
         found: dict[str, float | None] = {}
         for name, *_ in _GRADES:
@@ -191,7 +191,7 @@ def _total(amount: float) -> Tally:
     return Tally.of((), amount)
 
 
-def _sum(name: str, chunks: "deque[dict[str, Tally]] | tuple[dict[str, Tally], ...]") -> float:
+def _sum(name: str, chunks: Sequence[_Chunk]) -> float:
     return sum(chunk[name].sum for chunk in chunks if name in chunk)
 
 

@@ -115,6 +115,10 @@ class Store:
                     merged.setdefault(family, {})[labels] = sample.value
         return merged
 
+    def bounds(self, family: Family) -> tuple[float, ...]:
+        """Upper bounds that a histogram's series have, without +Inf."""
+        return self._bounds[family]
+
     # events
 
     def count(self, family: Family, labels: Labels, amount: float = 1.0, *, origin: Origin) -> None:

@@ -64,6 +64,7 @@ def test_counters_tell_their_increase_and_a_series_born_again_all_of_it() -> Non
     watched.served(1.0, 7)
     watched.step()
     watched.store.keep_models([])
+    assert watched.moments.spread(catalog.LATENCY, "m", 60, watched.clock.now).count == 7
     watched.served(1.0, 2)
     watched.store.count(catalog.ERRORS, ("cuda",), origin="log")
     watched.store.count(catalog.ERRORS, ("timeout",), origin="log")

@@ -143,7 +143,7 @@ def evidence(*moments: Moment, spread: dict[str, tuple[float, int]] | None = Non
         buckets.observe(seconds, count)
         timed[catalog.LATENCY, model] = Tally.of(buckets.counts(), buckets.sum)
     now = Moment(1000.0, True, "serving", timed)
-    told = Moments([*moments, now], {catalog.LATENCY: bounds})
+    told = Moments([*moments, now], lambda _: bounds)
     options = {"gauges": {}, "thresholds": Thresholds(), "wall": 5000.0, "baselines": {}} | known
     return Evidence(told, now=1000.0, **options)  # type: ignore[arg-type]
 
@@ -236,7 +236,7 @@ def test_the_latency_line(given: Evidence, state: str, says: str, remedy: str) -
 def down(phase: str) -> Evidence:
     moment = Moment(1000.0, False, phase)
     return Evidence(
-        Moments([moment], {}),
+        Moments([moment], lambda _: ()),
         {},
         Thresholds(),
         1000.0,

@@ -182,7 +182,7 @@ def _big(text: str, unit: str) -> Html:
 def _latency(verdict: Verdict, state: State) -> Iterator[Html]:
     value, line, base = verdict.value, verdict.threshold, verdict.baseline
     if line is None or base is None:
-        yield _big(seconds(value), "P99 of five minutes, nothing to compare with")
+        yield _big(seconds(value) if value is not None else "?", "P99 of five minutes, nothing to compare it with")
         return
     if verdict.state == "unknown":
         yield _big("?", f"of late {value / base:.1f}× the baseline" if value is not None else "not judged")

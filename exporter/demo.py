@@ -107,6 +107,7 @@ class Story:
         self._baseline: float | None = None
         self._errors: deque[float] = deque([0.0], maxlen=_WINDOW + 1)
         self._clients = 0
+        self._first = True  # nothing but calm was seen since the start
 
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -132,7 +133,9 @@ class Story:
         )
         if calm and latency is not None:
             self._baseline = latency
-            self._pin(latency)
+            if self._first:
+                self._pin(latency)
+        self._first &= calm
         free = min(gauges.get(catalog.GPU_HEADROOM, {(): 0.0}).values())
         errors = sum(store.counters[catalog.ERRORS].values())
         self._errors.append(errors)
@@ -157,7 +160,7 @@ class Story:
         click.echo(text)
 
     def _pin(self, latency: float) -> None:
-        """What is calm now becomes the baseline of the live page and of the rules: nobody waits an hour for a demo."""
+        """What was calm since the start becomes the baseline of the live page: nobody waits an hour for a demo."""
         store = self._sidecar.store
         calm = [Pin("request", 0.99, Seconds(latency))]
         if wait := quantile(*total(store, catalog.QUEUE_WAIT), 0.99):

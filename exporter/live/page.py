@@ -236,18 +236,8 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
         return
     yield _big(short_gib(value), "free at the minute's peak")
     gpu = next((g for g in state.gpus if g.gpu == verdict.gpu), None)
-    if gpu is not None and gpu.total_bytes and gpu.limit_bytes:
-        used = gpu.total_bytes - value
-        near = gpu.limit_bytes - 0.5 * line
-        yield pictures.gauge(
-            used,
-            gpu.limit_bytes,
-            near,
-            gpu.total_bytes,
-            ("0", f"line {short_gib(gpu.limit_bytes)} used"),
-            f"GPU {gpu.gpu} uses {short_gib(used)} of {short_gib(gpu.total_bytes)}; "
-            f"the line is at {short_gib(gpu.limit_bytes)}",
-        )
+    if gpu is not None:
+        yield from _room(gpu, value, line)
     room = [g.effective_headroom_bytes for g in state.gpus if g.effective_headroom_bytes is not None]
     rows = [("line", f"{short_gib(line)} free")]
     if gpu is not None and gpu.plateau_bytes is not None and gpu.used_bytes is not None:
@@ -257,6 +247,22 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
     if state.engine.kv_usage_ratio is not None:
         rows.append(("KV cache", f"{state.engine.kv_usage_ratio:.0%} in use"))
     yield _numbers(*rows)
+
+
+def _room(gpu: Gpu, free: float, least: float) -> Iterator[Html]:
+    """Where a GPU is below its line: from its resting use on where growth is what trips, else from nothing on."""
+    total, used, limit, rest = gpu.total_bytes, gpu.used_bytes, gpu.limit_bytes, gpu.plateau_bytes
+    if total is None or used is None or limit is None:
+        return
+    if rest is not None and rest < limit < total - least:
+        grown, line = max(0.0, used - rest), limit - rest
+        told = f"GPU {gpu.gpu} uses {short_gib(grown)} more than at rest; the line is at {short_gib(line)} more"
+        labels = ("at rest", f"line {short_gib(line)} more")
+        yield pictures.gauge(grown, line, 0.75 * line, max(1.5 * line, 1.1 * grown), labels, told)
+        return
+    told = f"GPU {gpu.gpu} has {short_gib(free)} free of {short_gib(total)}; the line is at {short_gib(limit)} used"
+    labels = ("0", f"line {short_gib(limit)} used")
+    yield pictures.gauge(total - free, limit, limit - 0.5 * least, total, labels, told)
 
 
 def _numbers(*rows: tuple[str, str]) -> Html:

@@ -47,7 +47,7 @@ bench-alerts: packages $(INSTALLED)
 	$(BIN)/python tests/bench/alerts.py
 
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager gcc=gcc curl=curl openssl=openssl
+	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager chromium=chromium gcc=gcc curl=curl openssl=openssl
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

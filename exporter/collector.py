@@ -41,13 +41,18 @@ class StoreCollector(Collector):
         for family in catalog.FAMILIES:
             yield _new(family)
 
-    def collect(self) -> Iterator[Metric]:
+    def gauges(self) -> dict[Family, dict[Labels, float]]:
+        """All gauges as they are exported now, those derived from others too."""
         gauges = self._store.gauges(up=self._engine.up)
         for family, series in self._about_sources().items():
             gauges.setdefault(family, {}).update(series)
         for derive in (self._engine.samples, *self._derived):
             for sample in derive(gauges):
                 gauges.setdefault(sample.family, {})[sample.labels] = sample.value
+        return gauges
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = self.gauges()
         for family in catalog.FAMILIES:
             numbers = gauges.get(family) if family.kind == "gauge" else self._store.counters.get(family)
             histograms = self._store.histograms.get(family)

@@ -13,15 +13,18 @@ from pathlib import Path
 
 import click
 
-from exporter import catalog, overview
+from exporter import catalog
+from exporter.baseline import Pin
 from exporter.catalog import Family
 from exporter.config import Config, EngineConfig, GpuConfig, LogConfig
+from exporter.quantile import quantile, total
 from exporter.sidecar import Sidecar, Source, until_signalled
 from exporter.signals import Reading
 from exporter.simulator import ClosedLoop, LogOptions, Simulation, serve
 from exporter.simulator import EngineConfig as SimulatedConfig
 from exporter.simulator.load import lognormal, requests, uniform
 from exporter.store import gauge
+from exporter.strictyaml import Seconds
 
 _EVERY = 2.0  # seconds between two printed lines
 _WINDOW = 5  # lines a window of the moving quantiles has
@@ -104,6 +107,7 @@ class Story:
         self._baseline: float | None = None
         self._errors: deque[float] = deque([0.0], maxlen=_WINDOW + 1)
         self._clients = 0
+        self._first = True  # nothing but calm was seen since the start
 
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -129,6 +133,9 @@ class Story:
         )
         if calm and latency is not None:
             self._baseline = latency
+            if self._first:
+                self._pin(latency)
+        self._first &= calm
         free = min(gauges.get(catalog.GPU_HEADROOM, {(): 0.0}).values())
         errors = sum(store.counters[catalog.ERRORS].values())
         self._errors.append(errors)
@@ -152,15 +159,25 @@ class Story:
             text += click.style(f"  STOP LINE: {', '.join(tripped)}", fg="red", bold=True)
         click.echo(text)
 
+    def _pin(self, latency: float) -> None:
+        """What was calm since the start becomes the baseline of the live page: nobody waits an hour for a demo."""
+        store = self._sidecar.store
+        calm = [Pin("request", 0.99, Seconds(latency))]
+        if wait := quantile(*total(store, catalog.QUEUE_WAIT), 0.99):
+            calm.append(Pin("queue_wait", 0.99, Seconds(wait)))
+        if step := quantile(*total(store, catalog.STEP_LATENCY), 0.99):
+            calm.append(Pin("step", 0.99, Seconds(step)))
+        self._sidecar.pins = tuple(calm)
+
     def _moving(self, family: Family, q: float) -> float | None:
         """The *q* quantile, in seconds, of what came within the last lines."""
-        bounds, counts = overview.total(self._sidecar.store, family)
+        bounds, counts = total(self._sidecar.store, family)
         past = self._past[family]
         past.append(counts)
         if not counts or len(past) < 2:
             return None
         first = past[0] or [0] * len(counts)
-        return overview.quantile(bounds, [b - a for a, b in zip(first, counts, strict=True)], q)
+        return quantile(bounds, [b - a for a, b in zip(first, counts, strict=True)], q)
 
 
 async def show(config: Config, *, engine_port: int, seed: int) -> None:

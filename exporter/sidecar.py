@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
-from exporter import baseline, catalog, overview, webfile
+from exporter import baseline, catalog, webfile
 from exporter import config as settings
 from exporter.collector import StoreCollector
 from exporter.concurrency import Levels
@@ -28,8 +28,10 @@ from exporter.engines import profile as profiles
 from exporter.engines.profile import Profile
 from exporter.facts import Facts
 from exporter.headroom import Headroom
+from exporter.history import History
 from exporter.lifecycle import Lifecycle
 from exporter.listener import Listener
+from exporter.live.state import Live
 from exporter.signals import Gauges, Sample
 from exporter.sources import iterations, scrape, traces
 from exporter.sources.checkpoint import Checkpoint
@@ -57,6 +59,7 @@ _RELOAD_SECONDS = 5.0
 _TELL_AGAIN_SECONDS = 60.0
 _LAST_READ_SECONDS = 1.0
 _KEEP_SECONDS = 5.0
+_HISTORY_SECONDS = 5.0
 
 
 class Source(Protocol):
@@ -68,7 +71,7 @@ class Source(Protocol):
 class Sidecar:
     """One engine's sidecar. *overrides* are the flags, by section, kept for a reload of *path*.
 
-    *from_start* counts what the logs hold already, too.
+    *from_start* counts what the logs hold already, too. *pace* divides the windows of the live page, for tests.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Sidecar:
         from_start: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        pace: float = 1.0,
     ) -> None:
         self.config = config
         self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
@@ -125,9 +129,29 @@ class Sidecar:
             tick=_ticker(config.gpus.interval),
         )
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(StoreCollector(self.store, self.lifecycle, self.headroom.samples, self._pinned))
+        collector = StoreCollector(self.store, self.lifecycle, self.headroom.samples, self._pinned)
+        self.registry.register(collector)
         ProcessCollector(registry=self.registry)
         self._create_known()
+        self.history = History(
+            self.store,
+            self.lifecycle,
+            collector.gauges,
+            clock=clock,
+            tick=_ticker(_HISTORY_SECONDS),
+            pace=pace,
+        )
+        self.live = Live(
+            self.store,
+            self.lifecycle,
+            self.history,
+            collector.gauges,
+            config=lambda: self.config,
+            pins=lambda: self.pins,
+            expected=lambda: self._expected,
+            clock=clock,
+            pace=pace,
+        )
 
     async def run(self, stop: asyncio.Event, *, extra: Mapping[str, Source] | None = None) -> None:
         """Serve until *stop* is set, or until a source raises; always release the socket.
@@ -138,7 +162,7 @@ class Sidecar:
         app = build_app(
             self.registry,
             ready=self.waiting_for,
-            rows=lambda: overview.rows(self.store, self.lifecycle),
+            state=self.live.state,
             guard=self._guard.middleware(),
         )
         asyncio.get_running_loop().set_exception_handler(_Quiet())
@@ -187,8 +211,9 @@ class Sidecar:
 
     async def watch(self, stop: asyncio.Event, *, extra: Mapping[str, Source] | None = None) -> None:
         """Read the sources until *stop* is set, or until one raises; nothing is served."""
+        own: dict[str, Source] = {"headroom": self.headroom, "history": self.history}
         async with aiohttp.ClientSession(connector=_connector(self.config), trust_env=False) as session:
-            await self._run_sources(self.build(session) | {"headroom": self.headroom} | dict(extra or {}), stop)
+            await self._run_sources(self.build(session) | own | dict(extra or {}), stop)
 
     def build(self, session: aiohttp.ClientSession) -> dict[str, Source]:
         """The sources that the settings ask for, by name."""

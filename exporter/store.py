@@ -31,6 +31,10 @@ class Buckets:
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
+    def counts(self) -> tuple[int, ...]:
+        """Count in each bucket, that above all bounds last."""
+        return tuple(self._counts)
+
     def cumulative(self) -> list[int]:
         """Count at or below each bound, the count of all last."""
         return list(accumulate(self._counts))
@@ -110,6 +114,10 @@ class Store:
                     best[same] = rank
                     merged.setdefault(family, {})[labels] = sample.value
         return merged
+
+    def bounds(self, family: Family) -> tuple[float, ...]:
+        """Upper bounds that a histogram's series have, without +Inf."""
+        return self._bounds[family]
 
     # events
 

@@ -1,32 +1,29 @@
-"""The HTTP side: /metrics, health, and a plain page for a person."""
+"""The HTTP side: /metrics, health, and the live page with its JSON."""
 
-import html
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from exporter import __version__
+from exporter.live import page
+from exporter.live.state import State
 
 _VERSION = re.compile(r"version=([^;,\s]+)")
 _SPOKEN = ("", "0.0.4", "1.0.0")
 _MAX_NAMES = 500
 _COMPRESS_ABOVE = 1024
 
-Row = tuple[str, str]
-"""A label and a value, both plain text."""
-
 
 def build_app(
     registry: CollectorRegistry,
     *,
     ready: Callable[[], list[str]],
-    rows: Callable[[], Iterable[Row]],
+    state: Callable[[], State],
     guard: Callable[..., Awaitable[web.StreamResponse]] | None = None,
 ) -> web.Application:
-    """The application. *ready* lists what has not been tried yet; *rows* is what the page at / shows.
+    """The application. *ready* lists what has not been tried yet; *state* is what the page at / shows.
 
     *guard* is a middleware that all requests pass first.
     """
@@ -36,9 +33,7 @@ def build_app(
         names = request.query.getall("name[]", [])[:_MAX_NAMES]
         chosen = registry.restricted_registry(names) if names else registry
         response = web.Response(body=encode(chosen), headers={"Content-Type": content_type})
-        if response.body_length == 0 or len(response.body or b"") > _COMPRESS_ABOVE:  # type: ignore[arg-type]
-            response.enable_compression()
-        return response
+        return _compressed(response)
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="Stopline is healthy.\n")
@@ -49,7 +44,11 @@ def build_app(
         return web.Response(text="Stopline is ready.\n")
 
     async def index(_: web.Request) -> web.Response:
-        return web.Response(text=_page(rows()), content_type="text/html", headers=_SAFE)
+        return _compressed(web.Response(text=page.render(state()), content_type="text/html", headers=_SAFE))
+
+    async def state_as_json(request: web.Request) -> web.Response:
+        body = page.answer(state(), with_sections="sections" in request.query)
+        return _compressed(web.Response(body=body, content_type="application/json", headers=_SAFE))
 
     app = web.Application(middlewares=[*([guard] if guard else []), _plain_errors])
     app.add_routes(
@@ -58,14 +57,16 @@ def build_app(
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
             web.get("/", index),
+            web.get("/api/state", state_as_json),
         ]
     )
     return app
 
 
 _SAFE = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": page.POLICY,
     "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
@@ -77,7 +78,7 @@ async def _plain_errors(
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        return web.Response(status=404, text="Not found; there are /metrics, /-/healthy, /-/ready and /.\n")
+        return web.Response(status=404, text="Not found; there are /metrics, /-/healthy, /-/ready, /api/state and /.\n")
 
 
 def _spoken(accept: str) -> str:
@@ -90,24 +91,7 @@ def _spoken(accept: str) -> str:
     return ",".join(kept)
 
 
-def _page(rows: Iterable[Row]) -> str:
-    body = "".join(
-        f"<tr><th scope=row>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>\n" for name, value in rows
-    )
-    return f"""<!doctype html>
-<html lang=en><head><meta charset=utf-8><meta http-equiv=refresh content=2>
-<meta name=viewport content="width=device-width, initial-scale=1"><title>Stopline</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 44rem; padding: 0 1rem }}
-table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884; font-variant-numeric: tabular-nums }}
-th {{ font-weight: normal; color: color-mix(in srgb, currentColor 70%, transparent) }}
-</style></head><body>
-<h1>Stopline</h1>
-<table>
-{body}</table>
-<p><a href="metrics">Metrics</a> · <a href="-/healthy">healthy</a> · <a href="-/ready">ready</a> ·
-version {html.escape(__version__)}</p>
-</body></html>
-"""
+def _compressed(response: web.Response) -> web.Response:
+    if response.body_length == 0 or len(response.body or b"") > _COMPRESS_ABOVE:  # type: ignore[arg-type]
+        response.enable_compression()
+    return response

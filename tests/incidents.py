@@ -9,7 +9,7 @@ for as long as five minutes and more of the real rules.
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import yaml
 from replay import Answer, Replica, evaluate
@@ -75,6 +75,10 @@ class Scenario:
     engine: dict[str, object] = field(default_factory=dict)
     replica: dict[str, object] = field(default_factory=dict)
     calm: Callable[[], Load | None] = lambda: poisson(1.0)
+
+    def played_at(self, every: float) -> "Scenario":
+        """The same, scraped at another interval."""
+        return replace(self, replica=self.replica | {"every": every})
 
     def play(self, stretch: float = 1.0) -> "Played":
         config = EngineConfig.hy3_h20(**({"model": self.name, "max_running_requests": 16} | self.engine))

@@ -139,6 +139,8 @@ class Replica:
         baseline: BaselineConfig = BaselineConfig(),  # noqa: B008  it is frozen
         thresholds: Thresholds = Thresholds(),  # noqa: B008
         noise: float = 0.0,
+        pace: float = 1.0,
+        sampled: Callable[["Replica"], object] = lambda replica: None,
     ) -> None:
         self.name = name
         self.every, self.poll, self.stretch = every * stretch, poll, stretch
@@ -156,6 +158,7 @@ class Replica:
         self._seed, self._gpus, self._with_log = seed, gpus, log
         self._options = LogOptions(iterations=iterations, prompts=prompts)
         self._scrape_engine = scrape_engine
+        self._pace, self._sampled = pace, sampled
         self._load: Load | None = None
         self._log = MemoryLog(self.clock)
         self._config = Config(
@@ -211,7 +214,9 @@ class Replica:
     # within
 
     def _start_sidecar(self) -> None:
-        self.sidecar = sidecar = Sidecar(self._config, clock=self.clock, wall=lambda: self.clock.now + self.wall_ahead)
+        self.sidecar = sidecar = Sidecar(
+            self._config, clock=self.clock, wall=lambda: self.clock.now + self.wall_ahead, pace=self._pace
+        )
         self._scrape = sidecar._build_scrape(self.server)  # its own session is for real servers
         sidecar.scrape = self._scrape
         self._logs: LogSource | None = None
@@ -251,6 +256,7 @@ class Replica:
         if self._gpus:
             self._publish_gpus()
             self.sidecar.headroom.look()
+        self.sidecar.history.look()
 
     def _publish_gpus(self) -> None:
         config, used = self.engine.config, float(self.engine.gpu_memory_used_bytes)
@@ -293,6 +299,7 @@ class Replica:
             values.extend([None] * (self.samples - len(values)))
             values.append(value)
         self.samples += 1
+        self._sampled(self)
 
     def _engine_samples(self, own: Labels) -> dict[tuple[str, Labels], float]:
         """What a Prometheus has that scrapes the engine itself, and a dcgm-exporter: those names that USUAL asks for."""

@@ -7,7 +7,7 @@ from accuracy import LEAST, USUAL, Row, Watcher, failing, measure, of_values
 from loads import FAST, SHORT, TOY, Case, cases
 
 from exporter import catalog
-from exporter.overview import quantile, total
+from exporter.quantile import quantile, total
 from exporter.simulator import Bursts, Engine, EngineConfig, Poisson, simulate
 from exporter.simulator.load import Load
 from exporter.simulator.metrics import REQUEST_BOUNDS

@@ -9,10 +9,11 @@ from harness import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import catalog, overview
+from exporter import catalog
 from exporter.concurrency import WARM_UP_REQUESTS, WARM_UP_SECONDS, Levels, Moments, level
 from exporter.engines import profile as profiles
 from exporter.lifecycle import Lifecycle
+from exporter.quantile import quantile
 from exporter.signals import Reading
 from exporter.simulator import Engine as Simulated
 from exporter.simulator import EngineConfig
@@ -278,7 +279,7 @@ def test_levels_told_by_polls_are_those_of_the_requests() -> None:
         cumulative = told[at].cumulative()
         assert cumulative[-1] == pytest.approx(len(latencies), rel=0.2, abs=12)
         if len(latencies) >= 100:
-            p99 = overview.quantile(told[at].bounds, cumulative, 0.99)
+            p99 = quantile(told[at].bounds, cumulative, 0.99)
             assert p99 == pytest.approx(exact_quantile(latencies, 0.99), rel=0.3), at
 
 

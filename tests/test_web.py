@@ -1,12 +1,15 @@
 """What the HTTP side answers, to Prometheus, to Kubernetes and to a person."""
 
 import gzip
+import re
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text
+from states import quiet
 
+from exporter.live import page
 from exporter.web import build_app
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
@@ -18,7 +21,7 @@ async def client(aiohttp_client):
     Gauge("stopline_a", "a", ["n"], registry=registry).labels("1").set(1)
     Gauge("stopline_b", "b", registry=registry).set(2)
     waiting: list[str] = ["gpu"]
-    app = build_app(registry, ready=lambda: waiting, rows=lambda: [("Model", "<script>alert(1)</script>")])
+    app = build_app(registry, ready=lambda: waiting, state=quiet)
     client = await aiohttp_client(app)
     client.waiting = waiting
     client.registry = registry
@@ -67,13 +70,29 @@ async def test_healthy_at_once_and_ready_when_each_source_was_tried(client) -> N
     assert (await client.get("/-/ready")).status == 200
 
 
-async def test_the_page_for_a_person_runs_nothing_and_loads_nothing(client) -> None:
+async def test_the_live_page_may_run_and_load_nothing_but_its_own(client) -> None:
     response = await client.get("/")
-    body = await response.text()
-    assert "<script>" not in body
-    assert "&lt;script&gt;" in body
-    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
-    assert "http" not in body.split("<body>")[1]
+    policy = dict(part.strip().split(" ", 1) for part in response.headers["Content-Security-Policy"].split(";"))
+    hashes = [policy.pop(name) for name in ("style-src", "script-src")]
+    assert all(re.fullmatch(r"'sha256-[\w+/]{43}='", value) for value in hashes)
+    assert policy == {
+        "default-src": "'none'",
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    assert (response.content_type, response.headers["Cache-Control"]) == ("text/html", "no-store")
+    assert await response.text() == page.render(quiet())
+
+
+async def test_its_state_is_json_and_the_sections_come_for_who_asks(client) -> None:
+    response = await client.get("/api/state")
+    assert (response.content_type, response.headers["Cache-Control"]) == ("application/json", "no-store")
+    assert await response.read() == page.answer(quiet(), with_sections=False)
+    told = await (await client.get("/api/state?sections")).json()
+    assert told["sections"] == page.sections(quiet())
 
 
 async def test_a_path_that_is_not_there_says_which_are(client) -> None:

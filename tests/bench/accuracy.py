@@ -26,7 +26,7 @@ from exporter import catalog
 from exporter.catalog import BY_SHORT, Family
 from exporter.engines import profile as profiles
 from exporter.lifecycle import Lifecycle
-from exporter.overview import quantile, total
+from exporter.quantile import quantile, total
 from exporter.simulator import Engine, simulate
 from exporter.simulator.metrics import FIRST_TOKEN_BOUNDS, REQUEST_BOUNDS
 from exporter.simulator.truth import exact_quantile

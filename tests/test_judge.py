@@ -1,0 +1,336 @@
+"""The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
+
+import re
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from incidents import EVERY, SHORTER, Scenario
+from replay import Replica, evaluate
+from rules import generate
+from scenarios import SCENARIOS
+
+from exporter import catalog
+from exporter.config import Thresholds
+from exporter.history import Moment, Moments, Tally
+from exporter.judge import Evidence, Verdict, judge
+from exporter.learned import Baseline
+from exporter.signals import Origin, Reading
+from exporter.store import Buckets
+
+LINES = ("latency", "errors", "memory")
+CALM = {line: ["ok"] for line in LINES}
+STATES = {  # of each line from the incident on, each once until it changes
+    "blip-of-half-a-minute": CALM | {"latency": ["ok", "rising", "tripped", "rising", "ok"]},
+    "slow-step-learned": CALM | {"latency": ["ok", "rising", "tripped"]},
+    "batches": CALM | {"latency": ["ok", "tripped"]},
+    "blip-and-quiet": CALM | {"latency": ["ok", "rising", "tripped", "rising", "ok"]},
+    "cache-full": CALM | {"latency": ["ok", "tripped"], "memory": ["ok", "rising", "tripped"]},
+    "out-of-memory": CALM | {"latency": ["ok", "unknown"], "errors": ["ok", "tripped"]},
+    "killed-unsaid": CALM | {"latency": ["ok", "unknown"], "errors": ["ok", "unknown", "tripped"]},
+    "hang": CALM | {"errors": ["ok", "tripped"]},
+    "planned-restart": CALM | {"latency": ["ok", "unknown", "ok"], "errors": ["ok", "unknown", "ok"]},
+    "one-error": CALM | {"errors": ["ok", "tripped", "rising"]},
+    "leak": CALM | {"memory": ["ok", "tripped"]},
+}
+"""Prometheus' own verdict has tripped in the same places; what it cannot judge, it has alerts of their own for."""
+LATE = EVERY
+"""One evaluation, half a minute of the real rules: a scrape may come that late, and Prometheus extrapolates."""
+DIP = 2 * EVERY
+"""So long may one of the two miss a peak of a gauge that the other sees: they look at different moments."""
+
+
+NOT_NEEDED = re.compile("alerts|cause|capacity|inputs")
+"""Groups that stopline:tripped does not rest on."""
+
+
+def without_dips(tripped: dict[float, bool]) -> dict[float, bool]:
+    on = [at for at, is_on in tripped.items() if is_on]
+    dips = [(a, b) for a, b in pairwise(on) if EVERY < b - a <= DIP + EVERY]
+    return {at: is_on or any(a < at < b for a, b in dips) for at, is_on in tripped.items()}
+
+
+@dataclass
+class Watched:
+    """A scenario's replica, and what its page said whenever Prometheus scraped it."""
+
+    scenario: Scenario
+    replica: Replica
+    began: float
+    said: dict[float, tuple[Verdict, ...]] = field(default_factory=dict)
+
+    def tripped(self, line: str) -> dict[float, bool]:
+        return {at: verdicts[LINES.index(line)].state == "tripped" for at, verdicts in self.said.items()}
+
+    def states(self, line: str) -> list[str]:
+        found = [v[LINES.index(line)].state for at, v in self.said.items() if at >= self.began]
+        return [state for n, state in enumerate(found) if n == 0 or found[n - 1] != state]
+
+
+def watch(scenario: Scenario) -> Watched:
+    """Play *scenario* with a page whose windows are shortened as the rules' are."""
+    said: dict[float, tuple[Verdict, ...]] = {}
+
+    def note(replica: Replica) -> None:
+        said[round(replica.now, 3)] = judge(replica.sidecar.live.evidence())
+
+    played = replace(scenario, replica=scenario.replica | {"pace": SHORTER, "sampled": note}).play()
+    return Watched(scenario, played.replica, played.began, said)
+
+
+@pytest.fixture(scope="module")
+def watched() -> dict[str, Watched]:
+    return {scenario.name: watch(scenario) for scenario in SCENARIOS if scenario.name in STATES}
+
+
+def test_the_page_and_prometheus_have_the_same_lines_tripped_at_the_same_moments(
+    watched: dict[str, Watched], tmp_path: Path
+) -> None:
+    groups = yaml.safe_load(generate("--form", "rules", "--shorten", f"{SHORTER:g}"))["groups"]
+    rules = tmp_path / "fast.yaml"
+    rules.write_text(yaml.dump({"groups": [group for group in groups if not NOT_NEEDED.search(group["name"])]}))
+    moments = sorted({at for each in watched.values() for at in each.said})
+    replicas, every = [each.replica for each in watched.values()], f"{EVERY * 1000:.0f}ms"
+    answers = evaluate(replicas, [rules], {"stopline:tripped": moments}, interval=every)
+    theirs: dict[tuple[str, str], dict[float, bool]] = {}
+    for at in moments:
+        for labels, value in answers["stopline:tripped", at]:
+            theirs.setdefault((labels["pod"], labels["line"]), {})[at] = value > 0
+    assert {line for name, line in theirs if any(theirs[name, line].values())} == set(LINES)
+    apart = [
+        (name, line, at)
+        for name, each in watched.items()
+        for line in LINES
+        for pair in [(without_dips(each.tripped(line)), without_dips(theirs[name, line]))]
+        for one, other in (pair, pair[::-1])
+        for at, tripped in one.items()
+        if at in each.said and tripped not in {other.get(at + late) for late in (-LATE, 0.0, LATE)}
+    ]
+    assert apart == []
+
+
+def test_each_incident_shows_as_these_states_one_after_the_other(watched: dict[str, Watched]) -> None:
+    assert {name: {line: each.states(line) for line in LINES} for name, each in watched.items()} == STATES
+
+
+def test_the_cause_is_that_of_the_rules(watched: dict[str, Watched]) -> None:
+    """The rules' own causes are compared with these names in test_replay."""
+    causes = {
+        (name, verdict.line): verdict.cause
+        for name, each in watched.items()
+        for verdict in list(each.said.values())[-1]
+        if verdict.state == "tripped"
+    }
+    assert causes == {
+        ("slow-step-learned", "latency"): "step",
+        ("batches", "latency"): "queue",
+        ("cache-full", "latency"): "kv_cache",
+        ("cache-full", "memory"): "kv_cache",
+        ("out-of-memory", "errors"): "out_of_memory",
+        ("killed-unsaid", "errors"): "phase_dead",
+        ("hang", "errors"): "stalled",
+        ("leak", "memory"): "growth",
+    }
+
+
+# what cannot be judged says why
+
+
+def evidence(*moments: Moment, spread: dict[str, tuple[float, int]] | None = None, **known: object) -> Evidence:
+    """Of an engine that is up and answered these requests (seconds and how many, by model) just now."""
+    bounds = catalog.geometric(0.001, 600, 1.15)
+    timed = {}
+    for model, (seconds, count) in (spread or {}).items():
+        buckets = Buckets(bounds)
+        buckets.observe(seconds, count)
+        timed[catalog.LATENCY, model] = Tally.of(buckets.counts(), buckets.sum)
+    now = Moment(1000.0, True, "serving", timed)
+    told = Moments([*moments, now], lambda _: bounds)
+    options = {"gauges": {}, "thresholds": Thresholds(), "wall": 5000.0, "baselines": {}} | known
+    return Evidence(told, now=1000.0, **options)  # type: ignore[arg-type]
+
+
+def reading(source: str, origin: Origin, reason: str = "") -> dict[str, Reading]:
+    return {source: Reading(source, origin, ok=not reason, at=0.0, reason=reason)}
+
+
+PAGE, LOG = reading("metrics", "metrics"), reading("/var/log/x", "log")
+TWO_SECONDS = {"m": Baseline(2.0, "learned")}
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "says", "remedy"),
+    [
+        pytest.param(
+            evidence(),
+            "unknown",
+            "No request has ended within the last half hour.",
+            "Nothing to do if nobody asks; else see the sources below.",
+            id="idle",
+        ),
+        pytest.param(
+            evidence(spread={"m": (3.0, 50)}, calm={"m": 17}),
+            "unknown",
+            "There is no baseline yet: 17 of 200 requests at low concurrency were seen.",
+            "Wait, or pin one: baseline.pins. Prometheus may know one of the days before.",
+            id="no-baseline",
+        ),
+        pytest.param(
+            evidence(spread={"m": (3.0, 19)}, baselines=TWO_SECONDS),
+            "unknown",
+            "Too few requests: 19 within half an hour, 20 are needed.",
+            "Nothing to do: it is judged as soon as there are enough.",
+            id="few",
+        ),
+        pytest.param(
+            evidence(spread={"m": (2.0, 20)}, baselines=TWO_SECONDS),
+            "ok",
+            "P99 is 1.1 times its baseline.",
+            "",
+            id="calm",
+        ),
+        pytest.param(
+            evidence(spread={"m": (3.4, 20)}, baselines=TWO_SECONDS),
+            "rising",
+            "P99 is 1.9 times its baseline and rises.",
+            "",
+            id="rising",
+        ),
+        pytest.param(
+            evidence(spread={"m": (5.0, 20)}, baselines=TWO_SECONDS),
+            "tripped",
+            "P99 is 2.6 times its baseline; the line is at 2.",
+            "",
+            id="over",
+        ),
+        pytest.param(
+            evidence(
+                spread={"m": (5.0, 20)},
+                baselines=TWO_SECONDS,
+                thresholds=Thresholds(latency_ratio=4, latency_warning_ratio=3),
+            ),
+            "ok",
+            "P99 is 2.6 times its baseline.",
+            "",
+            id="another-threshold",
+        ),
+        pytest.param(
+            evidence(spread={"m": (0.02, 20)}, baselines={"m": Baseline(0.005, "pinned")}),
+            "ok",
+            "P99 is 4.4 times its baseline.",
+            "",
+            id="below-the-floor",
+        ),
+        pytest.param(
+            evidence(spread={"m": (2.0, 20), "n": (5.0, 20)}, baselines=TWO_SECONDS | {"n": Baseline(2.0, "pinned")}),
+            "tripped",
+            "P99 is 2.6 times its baseline; the line is at 2.",
+            "",
+            id="the-worst-model",
+        ),
+    ],
+)
+def test_the_latency_line(given: Evidence, state: str, says: str, remedy: str) -> None:
+    verdict = judge(given)[0]
+    assert (verdict.state, verdict.says, verdict.remedy) == (state, says, remedy)
+
+
+def down(phase: str) -> Evidence:
+    moment = Moment(1000.0, False, phase)
+    return Evidence(
+        Moments([moment], lambda _: ()),
+        {},
+        Thresholds(),
+        1000.0,
+        5000.0,
+        readings=reading("metrics", "metrics", "refused") | LOG,
+    )
+
+
+def test_an_engine_that_is_not_there_is_not_calm() -> None:
+    says = "The engine is not up (phase: loading). Nothing listens at engine.url."
+    verdicts = judge(down("loading"))
+    assert [verdict.state for verdict in verdicts] == ["unknown", "unknown", "unknown"]
+    assert [verdict.says for verdict in verdicts] == [
+        says,
+        "Errors are not seen in full: metrics: nothing listens at engine.url.",
+        says,
+    ]
+    assert {verdict.remedy for verdict in verdicts} == {
+        "Normal while the server loads; else compare host and port.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("readings", "last_error", "state", "says"),
+    [
+        ({}, {}, "unknown", "Neither a log nor a page has been read yet."),
+        (PAGE | LOG, {}, "ok", "None within an hour."),
+        (PAGE, {}, "ok", "None within an hour, by the page alone: no log is read."),
+        (PAGE | LOG, {"cuda": 3200.0}, "rising", "None within five minutes; the last one was 30 minutes ago."),
+        (PAGE | LOG, {"cuda": 1300.0}, "ok", "None within an hour."),
+        (
+            PAGE | reading("/var/log/x", "log", "permission"),
+            {},
+            "unknown",
+            "Errors are not seen in full: /var/log/x: the file, or with kube:// the pod's log, may not be read.",
+        ),
+    ],
+)
+def test_the_errors_line_without_errors(readings, last_error, state: str, says: str) -> None:
+    verdict = judge(evidence(readings=readings, last_error=last_error))[1]
+    assert (verdict.state, verdict.says) == (state, says)
+
+
+def test_a_source_that_misses_one_poll_is_still_read() -> None:
+    missed = reading("metrics", "metrics", "timeout")
+    assert judge(evidence(readings=missed, last_success={"metrics": 4990.0}))[1].state == "ok"
+    assert judge(evidence(readings=missed, last_success={"metrics": 4980.0}))[1].state == "unknown"
+
+
+GIB = float(1 << 30)
+
+
+def gpu(
+    free: float, *, used: float = 80.0, peak: float | None = None, plateau: float | None = None
+) -> dict[str, object]:
+    """What a GPU of 96 GiB tells, all in GiB."""
+    told = {
+        catalog.GPU_TOTAL: 96.0,
+        catalog.GPU_USED: used,
+        catalog.GPU_HEADROOM: free,
+        catalog.GPU_PEAK: peak,
+        catalog.GPU_PLATEAU: plateau,
+    }
+    return {"gpus": {family: {("0", "u"): value * GIB} for family, value in told.items() if value is not None}}
+
+
+RESERVES = {catalog.ENGINE_PREALLOCATES: {(): 1.0}}
+TAKES_AS_IT_GOES = {catalog.ENGINE_PREALLOCATES: {(): 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("known", "state", "reasons"),
+    [
+        (gpu(8), "ok", ()),
+        (gpu(1.4), "rising", ()),
+        (gpu(0.9), "tripped", ("headroom",)),
+        (gpu(8, peak=87.5), "tripped", ("headroom",)),
+        (gpu(8, used=88, plateau=87.3), "ok", ()),
+        (gpu(8, used=88, plateau=87.2), "rising", ()),
+        (gpu(8, used=88, plateau=86.9), "tripped", ("growth",)),
+        (gpu(8, used=88) | {"gauges": RESERVES}, "ok", ()),
+        (gpu(8, used=88) | {"gauges": TAKES_AS_IT_GOES}, "tripped", ("used_ratio",)),
+        (gpu(8, used=83) | {"gauges": TAKES_AS_IT_GOES}, "rising", ()),
+        (gpu(8, used=88, plateau=80) | {"gauges": TAKES_AS_IT_GOES}, "tripped", ("used_ratio",)),
+        (gpu(8) | {"gauges": {catalog.GPU_UP: {("0", "u"): 1.0, ("1", "v"): 0.0}}}, "unknown", ()),
+        ({"readings": PAGE | reading("gpu", "gpu", "library_not_found")}, "unknown", ()),
+        ({}, "unknown", ()),
+    ],
+)
+def test_the_memory_line(known, state: str, reasons: tuple[str, ...]) -> None:
+    verdict = judge(evidence(**known))[2]
+    assert (verdict.state, verdict.reasons) == (state, reasons)
+    assert (verdict.remedy != "") == (state == "unknown")

@@ -1,6 +1,8 @@
 """The HTTP side: /metrics, health, and the live page with its JSON."""
 
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -14,6 +16,7 @@ _VERSION = re.compile(r"version=([^;,\s]+)")
 _SPOKEN = ("", "0.0.4", "1.0.0")
 _MAX_NAMES = 500
 _COMPRESS_ABOVE = 1024
+_SHARED_SECONDS = 0.1
 
 
 def build_app(
@@ -28,12 +31,16 @@ def build_app(
     *guard* is a middleware that all requests pass first.
     """
 
+    shared = _Shared()
+
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(_spoken(request.headers.get("Accept", "")))
         names = request.query.getall("name[]", [])[:_MAX_NAMES]
-        chosen = registry.restricted_registry(names) if names else registry
-        response = web.Response(body=encode(chosen), headers={"Content-Type": content_type})
-        return _compressed(response)
+        if names:
+            body = encode(registry.restricted_registry(names))
+        else:
+            body = shared.get(content_type, lambda: encode(registry))
+        return _compressed(web.Response(body=body, headers={"Content-Type": content_type}))
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="Stopline is healthy.\n")
@@ -61,6 +68,22 @@ def build_app(
         ]
     )
     return app
+
+
+class _Shared:
+    """Pages as they were a moment ago, by format: a thousand who ask at once cost one rendering, not a thousand."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[float, bytes]] = {}
+
+    def get(self, kind: str, make: Callable[[], bytes]) -> bytes:
+        """What *make* gives, or gave within the last tenth of a second."""
+        at, body = self._made.get(kind, (-math.inf, b""))
+        now = time.monotonic()
+        if now - at > _SHARED_SECONDS:
+            body = make()
+            self._made[kind] = (time.monotonic(), body)
+        return body
 
 
 _SAFE = {

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import re
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 _HASH = re.compile(r"\$2[abxy]?\$(\d\d)\$[./A-Za-z0-9]{53}")
 _MOST_COST = 16  # each step doubles the time of one check; this one takes some seconds
 _REMEMBERED = 100
+_GUESSES_AT_ONCE = 4
 _OPEN = ("/-/healthy", "/-/ready")
 _NOBODY = bcrypt.hashpw(b"", bcrypt.gensalt(10))  # compared with for an unknown user, so that it takes as long
 _VERSIONS = {
@@ -146,13 +148,16 @@ class Guard:
         self.protection = protection
         self._right: dict[bytes, None] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._guesses = Counter[str]()
+        """Logins that are being looked at or wait for it, by address: who makes many leaves room for others."""
 
     def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
         @web.middleware
         async def guard(
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
-            if request.path in _OPEN or await self._may(request.headers.get("Authorization", "")):
+            header, peer = request.headers.get("Authorization", ""), request.remote or ""
+            if request.path in _OPEN or await self._may(header, peer):
                 response = await handler(request)
             else:
                 response = web.Response(
@@ -163,8 +168,11 @@ class Guard:
 
         return guard
 
-    async def _may(self, header: str) -> bool:
-        """Whether *header* names a user with the password. One check takes up to seconds, in a thread."""
+    async def _may(self, header: str, peer: str = "") -> bool:
+        """Whether *header*, of *peer*, names a user with the password. One check takes up to seconds, in a thread.
+
+        Raises HTTPTooManyRequests for who asks for several at a time.
+        """
         users = self.protection.users
         if not users:
             return True
@@ -176,8 +184,16 @@ class Guard:
         key = hashlib.sha256("\0".join((given.login, known or "", given.password)).encode()).digest()
         if key in self._right:
             return True
-        async with self._one_at_a_time:  # whoever guesses gets no more than one core, and that in turn
-            right = await asyncio.to_thread(_is, given.password, known.encode() if known else _NOBODY)
+        if self._guesses[peer] >= _GUESSES_AT_ONCE:
+            raise web.HTTPTooManyRequests(text="Too many logins at once.\n", headers={"Retry-After": "1"})
+        self._guesses[peer] += 1
+        try:
+            async with self._one_at_a_time:  # whoever guesses gets no more than one core, and that in turn
+                right = await asyncio.to_thread(_is, given.password, known.encode() if known else _NOBODY)
+        finally:
+            self._guesses[peer] -= 1
+            if not self._guesses[peer]:
+                del self._guesses[peer]
         if known is None or not right:
             return False
         self._right[key] = None

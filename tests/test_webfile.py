@@ -1,6 +1,7 @@
 """TLS and passwords: the file of exporter-toolkit, real handshakes with curl, and Debian's Prometheus behind both."""
 
 import asyncio
+import base64
 import shutil
 import subprocess
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
+from aiohttp import web
 from realengine import free_port
 from test_prometheus import eventually, query
 
@@ -142,6 +144,18 @@ async def test_a_password_that_was_right_is_not_computed_again(tmp_path: Path) -
     assert time.perf_counter() - began < 2 * first
     guard.protection = webfile.load(written(tmp_path, users(alice=OTHER)))
     assert not await guard._may(header)
+
+
+async def test_who_guesses_many_at_once_is_refused_and_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    guard = webfile.Guard(webfile.load(written(tmp_path, users(alice=HASH))))
+    wrong, right = (f"Basic {base64.b64encode(text).decode()}" for text in (b"alice:guess", b"alice:secret"))
+    asked = [guard._may(wrong, "10.0.0.66") for _ in range(50)]
+    *guesses, mine = await asyncio.gather(*asked, guard._may(right, "10.0.0.1"), return_exceptions=True)
+    assert mine is True
+    assert guesses[:4] == [False] * 4
+    assert {type(outcome) for outcome in guesses[4:]} == {web.HTTPTooManyRequests}
+    assert await guard._may(right, "10.0.0.66")
+    assert not guard._guesses
 
 
 async def test_a_client_needs_a_certificate_where_one_is_required(serve, pki: Path, tmp_path: Path) -> None:

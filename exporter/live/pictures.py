@@ -58,7 +58,7 @@ def gauge(value: float, line: float, warning: float | None, top: float, labels: 
         tag("path", d=f"M{at[1]:.1f} {y - 5}v{height + 10}", class_="limit"),
         tag("path", d=f"M{min(at[0], width - 3):.1f} {y - 3}v{height + 6}", class_="needle"),
         tag("text", labels[0], x=0, y=42, class_="axis"),
-        tag("text", labels[1], x=max(at[1], 80.0), y=42, class_="axis end" if at[1] > width / 2 else "axis middle"),
+        tag("text", labels[1], x=max(at[1], 100.0), y=42, class_="axis end" if at[1] > width / 2 else "axis middle"),
     ]
     return tag("svg", *parts, viewbox=f"0 0 {width:g} 46", role="img", aria_label=label, class_="gauge")
 

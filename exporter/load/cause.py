@@ -6,7 +6,7 @@ the time between tokens for the step.
 
 from exporter.load.result import Level
 
-_QUEUE_GREW = 0.2  # by so much of the baseline's latency
+_QUEUE_GREW = 0.2  # by so much of the baseline's P99
 _STEP_GREW = 1.2  # times the baseline's
 
 
@@ -17,20 +17,20 @@ def cause(level: Level, baseline: Level) -> str:
         return ""
     told = [] if queue is None else ["queue grows" if queue >= _QUEUE_GREW else "queue flat"]
     told += [] if step is None else ["step grows" if step >= _STEP_GREW else "step flat"]
-    seen = "" if level.engine is not None and level.engine.queue_wait.mean is not None else " (seen by the client)"
+    seen = "" if level.engine is not None and level.engine.queue_wait.p99 is not None else " (seen by the client)"
     return ", ".join(told) + seen
 
 
 def _queue(level: Level, baseline: Level) -> float | None:
-    """By how much of the baseline's latency a mean request waits longer."""
-    now, then, whole = _wait(level), _wait(baseline), baseline.latency.mean
+    """By how much of the baseline's P99 the longest waits grew: few wait first, and they make the P99."""
+    now, then, whole = _wait(level), _wait(baseline), baseline.latency.p99
     return (now - then) / whole if now is not None and then is not None and whole else None
 
 
 def _wait(level: Level) -> float | None:
-    if level.engine is not None and level.engine.queue_wait.mean is not None:
-        return level.engine.queue_wait.mean
-    return level.first_token.mean
+    if level.engine is not None and level.engine.queue_wait.p99 is not None:
+        return level.engine.queue_wait.p99
+    return level.first_token.p99
 
 
 def _step(level: Level, baseline: Level) -> float | None:

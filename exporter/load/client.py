@@ -273,12 +273,12 @@ async def closed_loop(
         try:
             await asyncio.wait(everything, timeout=_left(deadline, clock), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for future in (everybody, *ends):
+            for future in everything:
                 future.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
         for task in clients:
             if not task.cancelled() and task.exception() is not None:
-                raise task.exception() or RuntimeError
+                raise task.exception() or RuntimeError(task)
     return progress.done, others
 
 

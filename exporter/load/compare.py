@@ -164,12 +164,10 @@ def _step(value: str, level: Level, before: Level | None) -> Step:
     certain = True
     if None not in (pair[0].p99_low, pair[0].p99_high, pair[1].p99_low, pair[1].p99_high):
         certain = pair[0].p99_high < pair[1].p99_low or pair[1].p99_high < pair[0].p99_low  # type: ignore[operator]
-    same = before.tokens_per_second is not None and level.tokens_per_second is not None
-    rates = (
-        (before.tokens_per_second, level.tokens_per_second)
-        if same
-        else (before.requests_per_second, level.requests_per_second)
-    )
+    if _in_tokens(before, level):
+        rates = before.tokens_per_second, level.tokens_per_second
+    else:
+        rates = before.requests_per_second, level.requests_per_second
     return Step(value, level, _change(*rates), _change(pair[0].p99, pair[1].p99), certain)
 
 
@@ -232,15 +230,15 @@ HEADER = (
 
 def rows(steps: Sequence[Step]) -> Iterator[tuple[str, ...]]:
     """The cells of each step under HEADER."""
+    tokens = _in_tokens(*(step.level for step in steps))
     for number, step in enumerate(steps):
         level, engine = step.level, step.level.engine
-        unit = "tok/s" if level.tokens_per_second is not None else "req/s"
         filled, loads = _filled(level), _utilization(level)
         yield (
             "baseline" if number == 0 else str(number + 1),
             step.value,
             str(level.concurrency),
-            f"{table.number(level.throughput)} {unit}" if level.throughput is not None else table.UNKNOWN,
+            _throughput(level, tokens),
             table.change(step.gain),
             *map(table.time, (level.latency.p50, level.latency.p95, level.latency.p99)),
             table.change(step.tail) + ("" if step.certain or step.tail is None else " (in the noise)"),
@@ -254,6 +252,16 @@ def rows(steps: Sequence[Step]) -> Iterator[tuple[str, ...]]:
             table.counts(level.errors),
             level.cause,
         )
+
+
+def _in_tokens(*levels: Level) -> bool:
+    """Whether the throughput of all of them can be told in tokens."""
+    return all(level.tokens_per_second is not None for level in levels)
+
+
+def _throughput(level: Level, tokens: bool) -> str:
+    value = level.tokens_per_second if tokens else level.requests_per_second
+    return table.UNKNOWN if value is None else f"{value:.{1 if tokens else 2}f} {'tok/s' if tokens else 'req/s'}"
 
 
 def _utilization(level: Level) -> float | None:
@@ -291,10 +299,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _pair(variable: str, before: Step, after: Step) -> Iterator[str]:
-    unit = "tok/s" if after.level.tokens_per_second is not None else "req/s"
     a, b = before.level, after.level
+    tokens = _in_tokens(a, b)
     yield f"{variable} {before.value} -> {after.value}:"
-    rates = f"{table.number(a.throughput)} -> {table.number(b.throughput)} {unit}"
+    rates = f"{_throughput(a, tokens)} -> {_throughput(b, tokens)}"
     yield f"  throughput  {rates}, ΔT {table.change(after.gain)}"
     noise = "" if after.certain else ": the intervals overlap, so this is within the noise"
     yield (

@@ -115,7 +115,7 @@ class Bench:
 
     async def describe(self) -> tuple[dict[str, Condition], dict[str, str]]:
         """What must be alike in runs that are compared, and model and config for a pin; what the user says wins."""
-        told: dict[str, Condition] = {**await self._models(), **self.plan.mix.conditions()}
+        told: dict[str, Condition] = {"tool": "stopline ramp"} | await self._models() | self.plan.mix.conditions()
         identity = {}
         if self._sidecar is not None:
             with contextlib.suppress(Unreadable):
@@ -263,7 +263,7 @@ class Bench:
                 self.notes.append(f"the engine was not idle before concurrency {concurrency}: somebody else uses it")
             return await self._sidecar.settled()
         except Unreadable as error:
-            self.notes.append(f"the sidecar did not answer before concurrency {concurrency}: {error}")
+            self.notes.append(f"the sidecar did not answer: {error.reason}")
             return None
 
     async def _engine(self, before: sidecars.Page, watch: Watch) -> Engine | None:
@@ -271,7 +271,7 @@ class Bench:
         try:
             after = await self._sidecar.settled()
         except Unreadable as error:
-            self.notes.append(f"the sidecar did not answer after a level: {error}")
+            self.notes.append(f"the sidecar did not answer: {error.reason}")
             return None
         watch.see(after)
         return sidecars.engine(before, after, watch)
@@ -333,8 +333,7 @@ async def ramp(bench: Bench, search: Search) -> Run:
         if pooled.errors and not await bench.alive():
             detail = next((r.detail for r in measured.requests if r.error), "")
             search.stop(f"the engine does not answer any more ({detail})")
-    for note in dict.fromkeys(bench.notes):
-        search.stop(note)
+    search.notes += dict.fromkeys(bench.notes)
     limits = {name: getattr(search.limits, name) for name in search.limits.__dataclass_fields__}
     levels = [search.measured[n] for n in sorted(search.measured)]
     return Run(conditions, levels, search.levels[0], limits, search.verdict(), identity)

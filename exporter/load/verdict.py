@@ -76,9 +76,10 @@ class Search:
     """By concurrency, all passes together."""
     good: int | None = None
     bad: Tripped | None = None
+    notes: list[str] = field(default_factory=list)
+    """What the verdict is to mention."""
     _above: int = 0  # passes of the level at hand with a P99 above the line
     _again: int | None = None
-    _notes: list[str] = field(default_factory=list)
     _over: bool = False
 
     @property
@@ -133,11 +134,11 @@ class Search:
     def stop(self, note: str) -> None:
         """Measure no further level, for the reason *note*."""
         self._over = True
-        self._notes.append(note)
+        self.notes.append(note)
 
     def verdict(self) -> Verdict:
         """What is known now."""
-        notes = list(self._notes)
+        notes = list(self.notes)
         if any(level.client is not None and level.client.limited for level in self.measured.values()):
             slow = [n for n, level in sorted(self.measured.items()) if level.client and level.client.limited]
             notes.append(f"client_limited at concurrency {_listed(slow)}: the client, not the server, may be measured")

@@ -30,13 +30,13 @@ def write(path: Path, run: Run, now: float | None = None) -> None:
     for line in LINES:
         crossed = verdict is not None and verdict.tripped is not None and verdict.tripped.line == line
         tripped.labels(model, line).set(crossed)
-    latency = gauge("latency_seconds", "Latency of a request by concurrency.", "concurrency", "quantile")
+    latency = gauge("latency_seconds", "Latency of a request by concurrency.", "concurrency", "percentile")
     rate = gauge("requests_per_second", "Answers by concurrency.", "concurrency")
     tokens = gauge("tokens_per_second", "Generated tokens by concurrency.", "concurrency")
     failed = gauge("errors", "Failed requests by concurrency.", "concurrency")
     for level in run.levels:
         at = str(level.concurrency)
-        for q, value in (("0.5", level.latency.p50), ("0.95", level.latency.p95), ("0.99", level.latency.p99)):
+        for q, value in (("50", level.latency.p50), ("95", level.latency.p95), ("99", level.latency.p99)):
             if value is not None:
                 latency.labels(model, at, q).set(value)
         for family, value in ((rate, level.requests_per_second), (tokens, level.tokens_per_second)):

@@ -128,31 +128,38 @@ class Outcome:
     good: int | None
     bad: int | None
     false_stop: bool
-    """The level that ended the ramp is truly under the line."""
+    """The level that ended the climb is truly under the line."""
     right: bool
     """The true limit lies between good and bad, or within one step of refinement of them."""
     requests: int
 
 
-def ramp(case: Case, seed: int, **options) -> Outcome:
-    search = Search(case.levels, **options)
+def search(case: Case, seed: int, told: list[int] | None = None, **options) -> Search:
+    """A whole ramp; *told* gets the concurrency of each pass."""
+    found = Search(case.levels, **options)
     passes: dict[int, list[Pass]] = {}
-    made = 0
-    first_bad = None
-    while (concurrency := search.next()) is not None:
-        number = len(passes.setdefault(concurrency, []))
+    while (concurrency := found.next()) is not None:
+        made = passes.setdefault(concurrency, [])
         count = max(REQUESTS, ROUNDS * concurrency)
-        seen = measure(case, concurrency, count=count, seed=seed * 10_000 + concurrency * 10 + number)
-        made += len(seen)
-        passes[concurrency].append(Pass(concurrency, seen))
-        search.tell(summary(passes[concurrency][-1:]), summary(passes[concurrency]))
-        first_bad = first_bad or (search.bad.concurrency if search.bad else None)
-    limit = truth(case)
-    bad = search.bad.concurrency if search.bad else None
-    line = Limits().latency(true_p99(case, 1))
-    step = max(1, round(search.precision * (bad or 0)))
-    right = bad is None if limit is None else bad is not None and (search.good or 0) - step < limit <= bad + step
-    return Outcome(search.good, bad, first_bad is not None and true_p99(case, first_bad) < line, right, made)
+        number = seed * 10_000 + concurrency * 10 + len(made)
+        made.append(Pass(concurrency, measure(case, concurrency, count=count, seed=number)))
+        found.tell(summary(made[-1:]), summary(made))
+        if told is not None:
+            told.append(concurrency)
+    return found
+
+
+def outcome(case: Case, seed: int, **options) -> Outcome:
+    """A whole ramp beside the truth."""
+    told: list[int] = []
+    found = search(case, seed, told, **options)
+    bad = found.bad.concurrency if found.bad else None
+    limit, line = truth(case), Limits().latency(true_p99(case, 1))
+    climbed = [n for n in case.levels if n in found.measured]
+    step = max(1, round(found.precision * (bad or 0)))
+    right = bad is None if limit is None else bad is not None and (found.good or 0) - step < limit <= bad + step
+    false_stop = bad is not None and true_p99(case, climbed[-1]) < line
+    return Outcome(found.good, bad, false_stop, right, sum(max(REQUESTS, ROUNDS * n) for n in told))
 
 
 @cache
@@ -177,7 +184,7 @@ def highest(case: Case) -> float:
 def table(seeds: int, **options) -> Iterator[str]:
     yield "engine                        true limit   found, median (range)   right   false stops   requests"
     for case in CASES:
-        outcomes = [ramp(case, seed, **options) for seed in range(1, seeds + 1)]
+        outcomes = [outcome(case, seed, **options) for seed in range(1, seeds + 1)]
         bads = sorted(o.bad or 0 for o in outcomes)
         yield (
             f"{case.name:30}{truth(case) or 'none':>10}{statistics.median(bads):12g} ({bads[0]} to {bads[-1]})"

@@ -317,7 +317,11 @@ async def ramp(bench: Bench, search: Search) -> Run:
             search.stop(why)
             break
         if passes and bench.plan.reset is not None:
-            await bench.prepare()
+            try:
+                await bench.prepare()
+            except ConfigError as error:
+                search.stop(str(error))
+                break
         measured = await bench.measure(concurrency)
         if not measured.requests:
             search.stop(bench.over or "no request was answered")

@@ -1,6 +1,6 @@
 """One variable at a time: a command sets it to each of its values, the load stays the same."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -8,7 +8,8 @@ import msgspec
 from exporter.load.cause import cause
 from exporter.load.level import summary
 from exporter.load.ramp import Bench, applied
-from exporter.load.result import Condition, Run
+from exporter.load.result import Condition, Level, Run
+from exporter.strictyaml import ConfigError
 
 CONCURRENCY = "concurrency"
 
@@ -40,31 +41,41 @@ async def sweep(
     """A run for each value of each variable, one level each.
 
     *command* sets the value of a variable that is the server's; *fixed* holds what each has while another is varied.
-    Raises ConfigError if the command fails or the server does not come back.
+    Raises ConfigError if the command fails, or the server does not come back, before anything was measured.
     """
     runs: list[Run] = []
     for variable in variables:
-        of_server = [name for name in fixed if name != CONCURRENCY]
-        if variable.name == CONCURRENCY and command is not None and of_server:
-            await bench.run(applied(command, fixed[of_server[0]]))
-        of_variable: list[Run] = []
-        for value in variable.values:
-            if bench.over:
-                bench.notes.append(f"{bench.over}: {variable.name} was not tried from {value} on")
-                break
-            level = int(value) if variable.name == CONCURRENCY else concurrency
-            if variable.name != CONCURRENCY and command is not None:
-                await bench.run(applied(command, value))
-            await bench.prepare()
-            measured = await bench.measure(level)
-            if not measured.requests:
-                continue
-            conditions, identity = await bench.describe()
-            given = {name: value for name, value in fixed.items() if name not in (CONCURRENCY, variable.name)}
-            own = {} if variable.name == CONCURRENCY else {variable.name: value}
-            found = summary([measured])
-            if of_variable:
-                found = msgspec.structs.replace(found, cause=cause(found, of_variable[0].levels[0]))
-            of_variable.append(Run(conditions | given | own, [found], level, identity=identity, varied=variable.name))
-        runs += of_variable
+        try:
+            async for run in _values(bench, variable, command, concurrency, fixed):
+                runs += [run]
+        except ConfigError as error:  # what was measured before is worth its table
+            if not runs:
+                raise
+            bench.notes.append(f"{variable.name}: {error}")
     return runs
+
+
+async def _values(
+    bench: Bench, variable: Variable, command: str | None, concurrency: int, fixed: dict[str, Condition]
+) -> AsyncIterator[Run]:
+    """A run for each value of *variable*. Raises ConfigError."""
+    others = {name: value for name, value in fixed.items() if name not in (CONCURRENCY, variable.name)}
+    if variable.name == CONCURRENCY and command is not None and others:
+        await bench.run(applied(command, next(iter(others.values()))))
+    first: Level | None = None
+    for value in variable.values:
+        own: dict[str, Condition] = {}
+        level = int(value) if variable.name == CONCURRENCY else concurrency
+        if variable.name != CONCURRENCY and command is not None:
+            own = {variable.name: value}
+            await bench.run(applied(command, value))
+        await bench.prepare()
+        measured = await bench.measure(level) if not bench.over else None
+        if measured is None or not (measured.complete or any(r.error for r in measured.requests)):
+            bench.notes.append(f"{bench.over}: {variable.name} was not measured from {value} on")
+            return
+        conditions, identity = await bench.describe()
+        found = summary([measured])
+        first = first or found
+        found = msgspec.structs.replace(found, cause=cause(found, first) if found is not first else "")
+        yield Run(conditions | others | own, [found], level, identity=identity, varied=variable.name)

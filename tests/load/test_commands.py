@@ -58,21 +58,22 @@ def url(tmp_path: Path) -> Iterator[str]:
 def test_a_ramp_from_the_first_level_to_the_files(url: str, tmp_path: Path) -> None:
     out, pins, metrics, drawn = (tmp_path / name for name in ("r.json", "b.yaml", "r.prom", "r.svg"))
     files = ("--out", out, "--pin", pins, "--textfile", metrics, "--picture", drawn)
-    done = invoke("ramp", "--url", url, "--levels", "1,8", "--no-refine", "--latency-floor", "0.01", *SHORT, *files)
+    done = invoke("ramp", "--url", url, "--levels", "1,32", "--no-refine", *SHORT, *files)
     assert done.exit_code == 1, done.output
     assert re.search(
-        r"^verdict: latency line crossed at concurrency 8: P99 .* is \d+\.\d\d times the", done.stdout, re.M
+        r"^verdict: latency line crossed at concurrency 32: P99 .* is \d+\.\d\d times the", done.stdout, re.M
     )
     assert "warm-up: 2 requests or more, not measured\nconcurrency 1: P50" in done.stderr
     (run,) = result.read(out.read_bytes(), "r.json").runs
-    assert [one.concurrency for one in run.levels] == [1, 8]
+    assert [one.concurrency for one in run.levels] == [1, 32]
     assert strictyaml.load(pins, Pins).pins[2].seconds == pytest.approx(run.levels[0].latency.p99, abs=1e-6)
     assert 'stopline_ramp_tripped{line="latency",model="tiny"} 1.0' in metrics.read_text()
     assert drawn.read_text().startswith("<svg ")
 
 
 def test_all_levels_under_the_lines_are_good(url: str) -> None:
-    done = invoke("ramp", "--url", f"{url}/v1", "--api", "chat", "--levels", "1,2", *SHORT, "--json")
+    options = ("--levels", "1,2", "--latency-ratio", "100", *SHORT)
+    done = invoke("ramp", "--url", f"{url}/v1", "--api", "chat", *options, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)["runs"][0]
     assert told["verdict"]["text"] == "no line crossed up to concurrency 2"

@@ -148,12 +148,8 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
     began = time.perf_counter()
     watch = _Watch()
     try:
-        with contextlib.suppress(_StaleConnection):
-            await _send(session, target, body, watch)
-            return _seen(began, watch)
-        await _send(session, target, body, watch)  # on a connection that the server had closed meanwhile
-    except _StaleConnection as stale:
-        watch.error, watch.detail = "connection", str(stale)
+        while not await _sent(session, target, body, watch):
+            pass  # there are no more stale connections than clients, and each is tried once
     except TimeoutError:
         watch.error, watch.detail = "timeout", f"no whole answer in {target.timeout:g} s"
     except aiohttp.ClientPayloadError as error:
@@ -163,11 +159,8 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
     return _seen(began, watch)
 
 
-class _StaleConnection(Exception):
-    """A connection from an earlier request was closed by the server before this one reached it."""
-
-
-async def _send(session: aiohttp.ClientSession, target: Target, body: bytes, watch: _Watch) -> None:
+async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, watch: _Watch) -> bool:
+    """Whether it reached the server: one that keeps connections may close them at any time between two requests."""
     connection: dict[str, bool] = {}
     headers = {"Content-Type": "application/json"}
     try:
@@ -181,10 +174,11 @@ async def _send(session: aiohttp.ClientSession, target: Target, body: bytes, wat
                 watch.take(await response.read(), time.perf_counter())
                 watch.first = None  # whole answers tell nothing of their first token
                 watch.ended = True
-    except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError) as error:
-        if connection.get("reused") and watch.pieces == 0:
-            raise _StaleConnection(str(error)) from None
-        raise
+    except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
+        if not connection.get("reused") or watch.pieces:
+            raise
+        return False
+    return True
 
 
 async def _stream(response: aiohttp.ClientResponse, watch: _Watch) -> None:

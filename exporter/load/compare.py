@@ -162,7 +162,8 @@ def _step(value: str, level: Level, before: Level | None) -> Step:
         return Step(value, level)
     pair = before.latency, level.latency
     certain = True
-    if None not in (pair[0].p99_low, pair[0].p99_high, pair[1].p99_low, pair[1].p99_high):
+    broken = float("inf") in (pair[0].p99, pair[1].p99)  # by failed requests, which are no noise
+    if not broken and None not in (pair[0].p99_low, pair[0].p99_high, pair[1].p99_low, pair[1].p99_high):
         certain = pair[0].p99_high < pair[1].p99_low or pair[1].p99_high < pair[0].p99_low  # type: ignore[operator]
     if _in_tokens(before, level):
         rates = before.tokens_per_second, level.tokens_per_second
@@ -228,7 +229,17 @@ HEADER = (
 )
 
 
-def rows(steps: Sequence[Step]) -> Iterator[tuple[str, ...]]:
+def _tabled(variable: str, steps: Sequence[Step], layout: Layout) -> list[str]:
+    """All steps as a table; the concurrency has one column, also where it is the variable."""
+    header = [variable if cell == "{variable}" else cell for cell in HEADER]
+    lines = [header, *map(list, _rows(steps))]
+    if variable == CONCURRENCY:
+        for line in lines:
+            del line[1]
+    return layout(lines[0], lines[1:])
+
+
+def _rows(steps: Sequence[Step]) -> Iterator[tuple[str, ...]]:
     """The cells of each step under HEADER."""
     tokens = _in_tokens(*(step.level for step in steps))
     for number, step in enumerate(steps):
@@ -271,8 +282,7 @@ def _utilization(level: Level) -> float | None:
 
 def text(comparison: Comparison, layout: Layout) -> Iterator[str]:
     """The table, each pair of steps in the form of the record, and the verdict."""
-    header = [comparison.variable if cell == "{variable}" else cell for cell in HEADER]
-    yield from layout(header, list(rows(comparison.steps)))
+    yield from _tabled(comparison.variable, comparison.steps, layout)
     for before, after in itertools.pairwise(comparison.steps):
         yield ""
         yield from _pair(comparison.variable, before, after)
@@ -321,5 +331,5 @@ def sweep(file: File, layout: Layout) -> Iterator[str]:
             level = run.levels[0]
             value = str(level.concurrency) if variable == CONCURRENCY else str(run.conditions[variable])
             steps.append(_step(value, level, steps[-1].level if steps else None))
-        yield from layout([variable if cell == "{variable}" else cell for cell in HEADER], list(rows(steps)))
+        yield from _tabled(variable, steps, layout)
         yield ""

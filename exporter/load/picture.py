@@ -67,7 +67,7 @@ def _panel(
     bands: Sequence[tuple[float | None, float | None]] = (),
 ) -> Iterator[str]:
     known = [v for v in (*values, line, *(x for b in bands for x in b)) if v is not None and math.isfinite(v)]
-    most = 1.1 * max(known, default=1.0) or 1.0
+    most = _round(1.05 * max(known, default=1.0) or 1.0)
     low, high = top + _HEIGHT - _BOTTOM, top + _TOP
     step = (_WIDTH - _LEFT - _RIGHT) / max(len(names), 1)
 
@@ -81,18 +81,24 @@ def _panel(
     for n in range(_TICKS + 1):
         tick = most * n / _TICKS
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        yield f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.3g}</text>'
+        yield f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.4g}</text>'
     for n, name in enumerate(names):
         yield f'<text x="{x(n):.1f}" y="{low + 16}" text-anchor="middle">{escape(name)}</text>'
     yield f'<text x="{_WIDTH - _RIGHT}" y="{low + 30}" text-anchor="end">{escape(axis)}</text>'
     for n, (lower, upper) in enumerate(bands):
-        if lower is not None and upper is not None:
+        if lower is not None and upper is not None and upper < math.inf:
             yield f'<line class="band" x1="{x(n):.1f}" x2="{x(n):.1f}" y1="{y(lower):.1f}" y2="{y(upper):.1f}"/>'
     if line is not None:
         yield f'<line class="line" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(line):.1f}" y2="{y(line):.1f}"/>'
-        yield f'<text x="{_WIDTH - _RIGHT}" y="{y(line) - 5:.1f}" text-anchor="end">stop line {table.time(line)}</text>'
+        yield f'<text x="{_LEFT + 4}" y="{y(line) - 5:.1f}">stop line {table.time(line)}</text>'
     points = [(x(n), y(v)) for n, v in enumerate(values) if v is not None]
     yield f'<polyline class="curve" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}"/>'
     for n, value in enumerate(values):
         if value is not None:
             yield f'<circle class="{"bad" if bad[n] else "dot"}" cx="{x(n):.1f}" cy="{y(value):.1f}" r="4"/>'
+
+
+def _round(most: float) -> float:
+    """At least *most*, so that the ticks are round numbers."""
+    unit = 10.0 ** math.floor(math.log10(most / _TICKS))
+    return next(_TICKS * unit * n for n in (1, 2, 2.5, 5, 10) if _TICKS * unit * n >= most * (1 - 1e-9))

@@ -142,25 +142,29 @@ async def test_nobody_listens() -> None:
     assert "Cannot connect to host 127.0.0.1:9" in seen.detail
 
 
-async def test_a_connection_that_the_server_closed_meanwhile_is_no_error() -> None:
-    """What every HTTP client does; only a request on a new connection says that the server hangs up."""
+async def test_connections_that_the_server_closed_meanwhile_are_no_error() -> None:
+    """As every HTTP client does: only a request on a new connection says that the server hangs up."""
     connections = itertools.count()
+    together = asyncio.Barrier(2)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(connections)
         await reader.readuntil(b"{}")
         if number < 2:
+            await together.wait()  # so that two are kept, and both are stale for the third request
+        if number < 3:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            if number == 0:
-                await reader.readuntil(b"{}")  # the second request on it is read, and never answered
+            await reader.readuntil(b"{}")  # the next request on it is read, and never answered
         writer.close()
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with listener:
         target = Target(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/")
         async with target.session() as session:
-            errors = [(await ask(session, target, BODY)).error for _ in range(3)]
-    assert errors == ["", "", "connection"]
+            first = await asyncio.gather(*(ask(session, target, BODY) for _ in range(2)))
+            seen = [*first, await ask(session, target, BODY), await ask(session, target, BODY)]
+    assert [one.error for one in seen] == ["", "", "", "connection"]
+    assert next(connections) == 4
 
 
 async def test_the_loop_measures_what_it_was_asked_for(server) -> None:

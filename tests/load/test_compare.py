@@ -183,7 +183,7 @@ def test_a_sweep_has_a_table_for_each_variable() -> None:
         ["step", "batch", "concurrency"],
         ["baseline", "1", "2"],
         ["2", "2", "2"],
-        ["step", "concurrency", "concurrency"],
-        ["baseline", "1", "1"],
-        ["2", "8", "8"],
+        ["step", "concurrency", "T"],
+        ["baseline", "1", "10.0"],
+        ["2", "8", "10.0"],
     ]

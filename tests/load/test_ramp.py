@@ -44,8 +44,9 @@ class Told:
 
 
 def plan(url: str, **changes: Any) -> Plan:
+    """Without a latency line, which a busy machine may cross at any level."""
     given = {"target": Target(f"{url}/v1/completions"), "mix": MIX, "requests": 60, "warm_up": 2, "pause": 0.0}
-    return Plan(**(given | changes))
+    return Plan(**(given | {"limits": {"latency_ratio": 1000.0}} | changes))
 
 
 @asynccontextmanager
@@ -65,7 +66,7 @@ async def climb(
 async def test_latency_ends_a_ramp() -> None:
     """With two places, 32 clients wait fifteen times as long as they are served: however busy the machine is."""
     async with simulated(max_running_requests=2) as (_, url):
-        run = await climb(plan(url), 1, 32, 64, refine=False)
+        run = await climb(plan(url, limits={}), 1, 32, 64, refine=False)
     assert run.verdict is not None
     assert run.verdict.tripped is not None
     assert (run.verdict.tripped.line, run.verdict.tripped.concurrency, run.verdict.good) == ("latency", 32, 1)
@@ -83,7 +84,7 @@ async def test_latency_ends_a_ramp() -> None:
 
 async def test_a_refused_request_ends_a_ramp() -> None:
     async with simulated(max_running_requests=2, max_queued_requests=1) as (_, url):
-        run = await climb(plan(url, limits={"latency_ratio": 100.0}), 1, 8, refine=False)
+        run = await climb(plan(url), 1, 8, refine=False)
     assert run.verdict is not None
     assert run.verdict.tripped is not None
     assert (run.verdict.tripped.line, run.verdict.good) == ("errors", 1)

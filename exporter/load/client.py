@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 
 from exporter.load import stats
 from exporter.load.result import Client, Request
@@ -152,8 +153,8 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
             pass  # there are no more stale connections than clients, and each is tried once
     except TimeoutError:
         watch.error, watch.detail = "timeout", f"no whole answer in {target.timeout:g} s"
-    except aiohttp.ClientPayloadError as error:
-        watch.error, watch.detail = "incomplete", str(error)
+    except (aiohttp.ClientPayloadError, HttpProcessingError) as error:
+        watch.error, watch.detail = "incomplete", str(error)[:_DETAIL]
     except (aiohttp.ClientError, OSError) as error:
         watch.error, watch.detail = "connection", str(error) or type(error).__name__
     return _seen(began, watch)

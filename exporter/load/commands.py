@@ -110,7 +110,7 @@ def _pair(text: str) -> tuple[str, Condition]:
 @click.option("--pause", default=1.0, show_default=True, type=click.FloatRange(0), help="Seconds between two levels.")
 @click.option("--ready-seconds", default=600.0, show_default=True, type=_OVER_0, help="For a server to come back.")
 @click.option("--max-seconds", default=3600.0, show_default=True, type=_OVER_0, help="For all of it.")
-@click.option("--max-requests", default=20_000, show_default=True, type=click.IntRange(1), help="In all.")
+@click.option("--max-requests", default=20_000, show_default=True, type=click.IntRange(1), help="About so many in all.")
 @click.option("--condition", multiple=True, callback=_parsed(_pair), help="NAME=VALUE that the server does not tell.")
 @click.option("--out", type=_FILE, help="Result file (JSON), for stopline compare.")
 @click.option("--pin", type=_FILE, help="The baseline as pins of the sidecar (YAML).")

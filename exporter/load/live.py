@@ -1,5 +1,6 @@
 """How a ramp goes, while it goes: one line that moves on a terminal, plain lines elsewhere. To standard error."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import TextIO
@@ -44,7 +45,7 @@ class Live:
 
     def level(self, level: Level, baseline: Level) -> None:
         p99, base = level.latency.p99, baseline.latency.p99
-        ratio = f", {p99 / base:.2f}x" if p99 is not None and base and level is not baseline else ""
+        ratio = f", {p99 / base:.2f}x" if p99 is not None and p99 < math.inf and base and level is not baseline else ""
         again = f", pass {level.passes}" if level.passes > 1 else ""
         self._line(
             f"concurrency {level.concurrency}{again}: "

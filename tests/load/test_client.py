@@ -126,6 +126,12 @@ async def test_a_stream_that_breaks_off(server) -> None:
     assert (await once(await server(handle))).error in ("incomplete", "connection")
 
 
+async def test_a_line_that_never_ends(server) -> None:
+    seen = await once(await server(streaming("x" * 1_000_000)))
+    assert seen.error == "incomplete"
+    assert len(seen.detail) <= 300
+
+
 async def test_no_answer_in_time(server) -> None:
     async def handle(_: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()

@@ -1,6 +1,7 @@
 """How it goes, on a terminal and elsewhere."""
 
 import io
+import math
 
 from harness import Clock
 from measured import level, requests
@@ -24,12 +25,14 @@ def story(out: io.StringIO) -> str:
     first = level(1, [1.0] * 60)
     live.level(first, first)
     live.level(level(2, [2.0] * 60), first)
+    live.level(level(4, [2.0] * 50 + [math.inf] * 10), first)
     return out.getvalue()
 
 
 LEVELS = (
     "concurrency 1: P50 1.00 s, P99 1.00 s, 1.00 req/s, 10.0 tok/s, errors 0\n"
     "concurrency 2: P50 2.00 s, P99 2.00 s, 2.00x, 0.50 req/s, 5.0 tok/s, errors 0\n"
+    "concurrency 4: P50 2.00 s, P99 failed, 0.45 req/s, 4.5 tok/s, errors 10 timeout\n"
 )
 
 

@@ -105,6 +105,7 @@ def _pair(text: str) -> tuple[str, Condition]:
 @click.option("--memory-used-ratio", type=click.FloatRange(0, 1), help="Of a GPU's memory.  [default: 0.9]")
 @click.option("--memory-headroom", type=click.FloatRange(0), help="GiB free at least.  [default: 1]")
 @click.option("--confirm", default=2, show_default=True, type=click.IntRange(0, 10), help="Further passes in doubt.")
+@click.option("--baselines", default=2, show_default=True, type=click.IntRange(1, 10), help="Passes of level one.")
 @click.option("--refine/--no-refine", default=True, show_default=True, help="Search between the last two levels.")
 @click.option("--precision", default=0.1, show_default=True, type=click.FloatRange(0, 1), help="Where that may end.")
 @click.option("--pause", default=1.0, show_default=True, type=click.FloatRange(0), help="Seconds between two levels.")
@@ -148,8 +149,9 @@ async def _interruptible(work: Callable[[asyncio.Event], Coroutine[Any, Any, int
 
 async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
     from exporter.load import pin, report, result, table, textfile
+    from exporter.load.bench import Bench
     from exporter.load.live import Live
-    from exporter.load.ramp import Bench, ramp
+    from exporter.load.ramp import ramp
     from exporter.load.verdict import Search
 
     _writable(*(given[name] for name in ("out", "pin", "textfile", "picture")))
@@ -158,8 +160,13 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
     async with Bench(plan, Live(sys.stderr), stop) as bench:
         if given["variables"]:
             return await _sweep(bench, given, layout)
-        search = Search(given["levels"], confirmations=given["confirm"], precision=given["precision"])
-        search.refine = given["refine"]
+        search = Search(
+            given["levels"],
+            confirmations=given["confirm"],
+            baselines=given["baselines"],
+            precision=given["precision"],
+            refine=given["refine"],
+        )
         run = await ramp(bench, search)
     file = result.File(result.VERSION, [run])
     if given["out"]:
@@ -206,8 +213,8 @@ async def _sweep(bench: Any, given: dict[str, Any], layout: Any) -> int:
 def _plan(given: dict[str, Any]) -> Any:
     """Raises ConfigError."""
     from exporter.load import mix as mixes
+    from exporter.load.bench import Plan
     from exporter.load.client import Target
-    from exporter.load.ramp import Plan
 
     url, api = given["url"], given["api"]
     path = urlsplit(url).path.rstrip("/")

@@ -22,11 +22,7 @@ def of_ramp(run: Run) -> str:
     """P99 and throughput by concurrency."""
     verdict = run.verdict
     crossed = verdict.tripped.concurrency if verdict is not None and verdict.tripped is not None else math.inf
-    base = run.level(run.baseline) if run.baseline is not None else None
-    line = None
-    if base is not None and base.latency.p99 is not None and run.limits:
-        p99 = base.latency.p99
-        line = max(run.limits["latency_ratio"] * p99, p99 + run.limits["latency_floor_seconds"])
+    line = run.limits.get("latency_seconds")
     names = [str(level.concurrency) for level in run.levels]
     bad = [level.concurrency >= crossed for level in run.levels]
     return _picture(names, run.levels, bad, "concurrency", line)

@@ -1,13 +1,14 @@
 """One variable at a time: a command sets it to each of its values, the load stays the same."""
 
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from exporter.load.bench import Bench
 from exporter.load.cause import cause
 from exporter.load.level import summary
-from exporter.load.ramp import Bench, applied
 from exporter.load.result import Condition, Level, Run
 from exporter.strictyaml import ConfigError
 
@@ -79,3 +80,8 @@ async def _values(
         first = first or found
         found = msgspec.structs.replace(found, cause=cause(found, first) if found is not first else "")
         yield Run(conditions | others | own, [found], level, identity=identity, varied=variable.name)
+
+
+def applied(command: str, value: Condition) -> str:
+    """*command* with ``{value}`` replaced, quoted for the shell."""
+    return command.replace("{value}", shlex.quote(str(value)))

@@ -4,6 +4,7 @@ Knows nothing of networks or clocks: whoever drives it hands in measured levels,
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from exporter.load.result import Level, Tripped, Verdict
 CONFIRMATIONS = 2
 MIN_SAMPLES = 50
 _DEFAULT = Thresholds()
+_APART = 1.2  # times: what two passes of a steady baseline do not differ by
 _OVERLOAD = {"timeout", "rejected"}  # errors that go away with the load
 
 
@@ -64,12 +66,14 @@ class Search:
     First the given levels, upwards, until one crosses a line; then between it and the one before by bisection, until
     they are no farther apart than *precision* (a share of the level). A level whose P99 is above the line is measured
     again, *confirmations* times at most: it crosses the line if most passes say so and all passes together do.
-    The first level is the baseline.
+    The first level is the baseline: it is measured *baselines* times, once more if their P99 lie apart, and the middle
+    one counts.
     """
 
     levels: Sequence[int]
     limits: Limits = field(default_factory=Limits)
     confirmations: int = CONFIRMATIONS
+    baselines: int = 1
     precision: float = 0.1
     refine: bool = True
     measured: dict[int, Level] = field(default_factory=dict)
@@ -78,15 +82,15 @@ class Search:
     bad: Tripped | None = None
     notes: list[str] = field(default_factory=list)
     """What the verdict is to mention."""
+    _first: list[float] = field(default_factory=list)  # P99 of each pass of the baseline
     _above: int = 0  # passes of the level at hand with a P99 above the line
     _again: int | None = None
     _over: bool = False
 
     @property
     def baseline(self) -> float | None:
-        """P99 of the first level, in seconds."""
-        first = self.measured.get(self.levels[0])
-        return first.latency.p99 if first is not None else None
+        """P99 of the first level, in seconds: of its passes the middle one's, of two the lower one's."""
+        return statistics.median_low(self._first) if self._first else None
 
     @property
     def line(self) -> float | None:
@@ -110,6 +114,8 @@ class Search:
         """The level that was asked for: its *last* pass, and all its passes *pooled*."""
         concurrency = pooled.concurrency
         self.measured[concurrency] = pooled
+        if concurrency == self.levels[0] and last.latency.p99 is not None:
+            self._first.append(last.latency.p99)
         self._again = None
         if not pooled.complete and not pooled.errors:  # cut short: by time, or by whoever asked to stop
             self._over = True
@@ -126,6 +132,8 @@ class Search:
                 f"P99 {_time(pooled.latency.p99)} is {_ratio(pooled.latency.p99, self.baseline)} times the "
                 f"{_time(self.baseline)} of concurrency {self.levels[0]}, the line is {_time(self.line)}",
             )
+        elif concurrency == self.levels[0] and pooled.complete and self._unsettled():
+            self._again = concurrency
         elif self._again is None and pooled.complete:
             self.good = max(self.good or 0, concurrency)
         if self._again is None:
@@ -139,6 +147,9 @@ class Search:
     def verdict(self) -> Verdict:
         """What is known now."""
         notes = list(self.notes)
+        if self._first and max(self._first) > _APART * min(self._first):
+            passes = ", ".join(map(_time, self._first))
+            notes.append(f"the baseline is unsteady: P99 of its passes was {passes}; is the machine shared?")
         if any(level.client is not None and level.client.limited for level in self.measured.values()):
             slow = [n for n, level in sorted(self.measured.items()) if level.client and level.client.limited]
             notes.append(f"client_limited at concurrency {_listed(slow)}: the client, not the server, may be measured")
@@ -157,6 +168,11 @@ class Search:
             return f"no line crossed up to concurrency {self.good}"
         upto = f"good up to concurrency {self.good}" if self.good else "no level was completed"
         return f"no line crossed so far, {upto}; not all levels were measured"
+
+    def _unsettled(self) -> bool:
+        """Whether the baseline is to be measured once more."""
+        apart = max(self._first) > _APART * min(self._first)
+        return len(self._first) < self.baselines + (apart and self.baselines > 1)
 
     def _cross(self, line: str, concurrency: int, why: str) -> None:
         self.bad = Tripped(line, concurrency, why)

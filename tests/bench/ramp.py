@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
+from exporter.load.bench import ROUNDS
 from exporter.load.level import Pass, summary
 from exporter.load.mix import Lengths, Mix
-from exporter.load.ramp import ROUNDS
 from exporter.load.result import Request
 from exporter.load.stats import quantile
 from exporter.load.verdict import Limits, Search
@@ -136,7 +136,7 @@ class Outcome:
 
 def search(case: Case, seed: int, told: list[int] | None = None, **options) -> Search:
     """A whole ramp; *told* gets the concurrency of each pass."""
-    found = Search(case.levels, **options)
+    found = Search(case.levels, **({"baselines": 2} | options))
     passes: dict[int, list[Pass]] = {}
     while (concurrency := found.next()) is not None:
         made = passes.setdefault(concurrency, [])

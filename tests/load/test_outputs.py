@@ -13,7 +13,6 @@ from exporter import config, strictyaml
 from exporter.baseline import Pin, Pins
 from exporter.load import compare, picture, pin, textfile
 from exporter.load.result import Run, Tripped, Verdict
-from exporter.load.verdict import Limits
 
 IDENTITY = {"model": "hy3", "config": "abc12345"}
 
@@ -21,7 +20,7 @@ IDENTITY = {"model": "hy3", "config": "abc12345"}
 def run(**changes) -> Run:
     levels = [level(1, [0.4] * 60, engine=engine()), level(2, [0.5] * 60), level(4, [0.9] * 59 + [math.inf])]
     verdict = Verdict("text", 2, Tripped("errors", 4, "1 timeout"))
-    limits = {name: getattr(Limits(), name) for name in ("latency_ratio", "latency_floor_seconds")}
+    limits = {"latency_seconds": 0.8}
     return Run({"model": "other"}, levels, 1, limits, verdict, **({"identity": IDENTITY} | changes))
 
 

@@ -13,11 +13,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from exporter.load.bench import Bench, Plan
 from exporter.load.client import Progress, Target
 from exporter.load.mix import Lengths, Mix
-from exporter.load.ramp import Bench, Plan, applied, ramp
+from exporter.load.ramp import ramp
 from exporter.load.result import Level, Run
-from exporter.load.sweep import Variable, _values, sweep
+from exporter.load.sweep import Variable, _values, applied, sweep
 from exporter.load.verdict import Search
 from exporter.simulator import EngineConfig, Simulation, serve
 from exporter.strictyaml import ConfigError

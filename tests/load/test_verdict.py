@@ -67,6 +67,18 @@ def test_two_passes_of_three_are_a_trip() -> None:
     assert search.bad is not None
 
 
+def test_the_baseline_is_the_middle_of_its_passes() -> None:
+    search = Search((1, 2), baselines=2, refine=False)
+    assert drive(search, {1: [1.0, 1.1], 2: [2.05] * 3}) == [1, 1, 2, 2]
+    assert search.baseline == 1.0
+    search = Search((1, 2), baselines=2, refine=False)
+    assert drive(search, {1: [3.0, 1.0, 1.2], 2: [2.3] * 3}) == [1, 1, 1, 2]
+    assert search.baseline == 1.2
+    assert search.verdict().notes[0] == (
+        "the baseline is unsteady: P99 of its passes was 3.00 s, 1.00 s, 1.20 s; is the machine shared?"
+    )
+
+
 def test_without_confirmation_the_first_pass_decides() -> None:
     assert drive(Search((1, 2), confirmations=0), {1: [1.0], 2: [3.0]}) == [1, 2]
 

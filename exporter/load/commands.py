@@ -186,7 +186,7 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
 
 
 async def _sweep(bench: Any, given: dict[str, Any], layout: Any) -> int:
-    from exporter.load import compare, result
+    from exporter.load import report, result
     from exporter.load.sweep import CONCURRENCY, sweep
 
     fixed = dict(given["fix"])
@@ -203,7 +203,7 @@ async def _sweep(bench: Any, given: dict[str, Any], layout: Any) -> int:
     if given["as_json"]:
         click.echo(result.encode(file).decode())
     else:
-        for line in compare.sweep(file, layout):
+        for line in report.sweep(file, layout):
             click.echo(line)
         for note in dict.fromkeys(bench.notes):
             click.echo(f"note: {note}")
@@ -305,7 +305,7 @@ def compare(
     does not, 2 for wrong usage or runs that differ in more than one variable.
     """
     from exporter.load import compare as comparing
-    from exporter.load import imports, result, table
+    from exporter.load import imports, report, result, table
 
     try:
         _writable(picture)
@@ -323,6 +323,6 @@ def compare(
     if as_json:
         click.echo(result.encode(comparing.as_json(found)).decode())
     else:
-        for line in comparing.text(found, table.markdown if markdown else table.text):
+        for line in report.comparison(found, table.markdown if markdown else table.text):
             click.echo(line)
     sys.exit(0 if found.stay is None else 1)

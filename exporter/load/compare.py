@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.config import Thresholds
-from exporter.load import report, table
-from exporter.load.report import Layout
-from exporter.load.result import Condition, File, Level, Run
+from exporter.load import table
+from exporter.load.result import Condition, Level, Run
 from exporter.load.sweep import CONCURRENCY
 from exporter.strictyaml import ConfigError
 
@@ -109,7 +108,7 @@ def compare(
     order = sorted(range(len(runs)), key=lambda n: _order(values[n])) if differing else range(len(runs))
     steps: list[Step] = []
     for n in order:
-        steps.append(_step(values[n], levels[n], steps[-1].level if steps else None))
+        steps.append(stepped(values[n], levels[n], steps[-1].level if steps else None))
     stay, stops = _judge(variable, steps, rules)
     keys = set().union(*told)
     untold = tuple(sorted(key for key in keys - set(ignore) if not all(key in t for t in told)))
@@ -157,7 +156,7 @@ def _order(value: str) -> tuple[tuple[int, float, str], ...]:
     return tuple((0, float(p), "") if p.replace(".", "", 1).isdigit() else (1, 0.0, p) for p in parts)
 
 
-def _step(value: str, level: Level, before: Level | None) -> Step:
+def stepped(value: str, level: Level, before: Level | None) -> Step:
     if before is None:
         return Step(value, level)
     pair = before.latency, level.latency
@@ -165,7 +164,7 @@ def _step(value: str, level: Level, before: Level | None) -> Step:
     broken = float("inf") in (pair[0].p99, pair[1].p99)  # by failed requests, which are no noise
     if not broken and None not in (pair[0].p99_low, pair[0].p99_high, pair[1].p99_low, pair[1].p99_high):
         certain = pair[0].p99_high < pair[1].p99_low or pair[1].p99_high < pair[0].p99_low  # type: ignore[operator]
-    if _in_tokens(before, level):
+    if in_tokens(before, level):
         rates = before.tokens_per_second, level.tokens_per_second
     else:
         rates = before.requests_per_second, level.requests_per_second
@@ -188,7 +187,7 @@ def _stops(variable: str, before: Step, after: Step, rules: Rules) -> Iterator[S
     if failed := sum(after.level.errors.values()):
         yield Stop("errors", "errors", f"{failed} requests failed at {variable} {after.value}")
     if variable == PARALLELISM:
-        used = _filled(before.level)
+        used = filled(before.level)
         if used is not None and used < rules.memory:
             yield Stop(
                 "memory",
@@ -197,7 +196,7 @@ def _stops(variable: str, before: Step, after: Step, rules: Rules) -> Iterator[S
                 "it holds this concurrency as it is",
             )
     else:
-        used = _filled(after.level)
+        used = filled(after.level)
         if used is not None and used >= rules.memory:
             yield Stop("memory", "memory per GPU", f"{used:.0%} of the fullest GPU, the line is {rules.memory:.0%}")
     gain, tail = after.gain, after.tail
@@ -216,80 +215,16 @@ def _stops(variable: str, before: Step, after: Step, rules: Rules) -> Iterator[S
         )
 
 
-def _filled(level: Level) -> float | None:
+def filled(level: Level) -> float | None:
     """How full the fullest GPU is, without the unused part of a KV cache that was set aside whole; None if unknown."""
     if level.engine is None or not level.engine.memory:
         return None
     return max((m.needed if m.needed is not None else m.peak) / m.total for m in level.engine.memory.values())
 
 
-HEADER = (
-    *("step", "{variable}", "concurrency", "T", "ΔT", "P50", "P95", "P99", "ΔP99", "memory per GPU", "needed"),
-    *("GPU utilization", "prefill P50", "decode P50", "communication", "queue P99", "errors", "why"),
-)
-
-
-def _tabled(variable: str, steps: Sequence[Step], layout: Layout) -> list[str]:
-    """All steps as a table; the concurrency has one column, also where it is the variable."""
-    header = [variable if cell == "{variable}" else cell for cell in HEADER]
-    lines = [header, *map(list, _rows(steps))]
-    if variable == CONCURRENCY:
-        for line in lines:
-            del line[1]
-    return layout(lines[0], lines[1:])
-
-
-def _rows(steps: Sequence[Step]) -> Iterator[tuple[str, ...]]:
-    """The cells of each step under HEADER."""
-    tokens = _in_tokens(*(step.level for step in steps))
-    for number, step in enumerate(steps):
-        level, engine = step.level, step.level.engine
-        filled, loads = _filled(level), _utilization(level)
-        yield (
-            "baseline" if number == 0 else str(number + 1),
-            step.value,
-            str(level.concurrency),
-            _throughput(level, tokens),
-            table.change(step.gain),
-            *map(table.time, (level.latency.p50, level.latency.p95, level.latency.p99)),
-            table.change(step.tail) + ("" if step.certain or step.tail is None else " (in the noise)"),
-            table.size(level.memory_peak),
-            table.share(filled),
-            table.share(loads),
-            report.step(level, "prefill"),
-            report.step(level, "decode"),
-            table.share(engine.communication_share if engine else None),
-            table.time(engine.queue_wait.p99 if engine else None),
-            table.counts(level.errors),
-            level.cause,
-        )
-
-
-def _in_tokens(*levels: Level) -> bool:
+def in_tokens(*levels: Level) -> bool:
     """Whether the throughput of all of them can be told in tokens."""
     return all(level.tokens_per_second is not None for level in levels)
-
-
-def _throughput(level: Level, tokens: bool) -> str:
-    value = level.tokens_per_second if tokens else level.requests_per_second
-    return table.UNKNOWN if value is None else f"{value:.{1 if tokens else 2}f} {'tok/s' if tokens else 'req/s'}"
-
-
-def _utilization(level: Level) -> float | None:
-    loads = [m.utilization for m in level.engine.memory.values() if m.utilization is not None] if level.engine else []
-    return sum(loads) / len(loads) if loads else None
-
-
-def text(comparison: Comparison, layout: Layout) -> Iterator[str]:
-    """The table, each pair of steps in the form of the record, and the verdict."""
-    yield from _tabled(comparison.variable, comparison.steps, layout)
-    for before, after in itertools.pairwise(comparison.steps):
-        yield ""
-        yield from _pair(comparison.variable, before, after)
-    yield ""
-    yield f"verdict: {comparison.verdict}"
-    if comparison.untold:
-        yield f"note: not told by every result, so not compared: {', '.join(comparison.untold)}"
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -306,30 +241,3 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "verdict": comparison.verdict,
         "not_told_by_all": comparison.untold,
     }
-
-
-def _pair(variable: str, before: Step, after: Step) -> Iterator[str]:
-    a, b = before.level, after.level
-    tokens = _in_tokens(a, b)
-    yield f"{variable} {before.value} -> {after.value}:"
-    rates = f"{_throughput(a, tokens)} -> {_throughput(b, tokens)}"
-    yield f"  throughput  {rates}, ΔT {table.change(after.gain)}"
-    noise = "" if after.certain else ": the intervals overlap, so this is within the noise"
-    yield (
-        f"  P99         {table.time(a.latency.p99)} -> {table.time(b.latency.p99)}, "
-        f"ΔP99 {table.change(after.tail)}{noise}"
-    )
-    yield f"  memory      {table.size(a.memory_peak)} -> {table.size(b.memory_peak)} on the fullest GPU"
-
-
-def sweep(file: File, layout: Layout) -> Iterator[str]:
-    """The tables of a sweep, one for each variable."""
-    for variable in file.varied:
-        of_it = [run for run in file.runs if run.varied == variable]
-        steps: list[Step] = []
-        for run in of_it:
-            level = run.levels[0]
-            value = str(level.concurrency) if variable == CONCURRENCY else str(run.conditions[variable])
-            steps.append(_step(value, level, steps[-1].level if steps else None))
-        yield from _tabled(variable, steps, layout)
-        yield ""

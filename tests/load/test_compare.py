@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from measured import engine, level
 
-from exporter.load import compare, result, table
+from exporter.load import compare, report, result, table
 from exporter.load.compare import Rules, Stop
 from exporter.load.result import File, Level, Memory, Run
 from exporter.strictyaml import ConfigError
@@ -167,8 +167,8 @@ def test_alike_runs_are_compared_in_the_order_given() -> None:
 
 def test_the_table_and_the_record_of_each_pair(golden) -> None:
     found = judged(run("1", 1.0), run("2", 0.5), run("4", 0.46, talk=0.3), run("8", 0.5, talk=0.6))
-    golden("compare.txt", "\n".join(compare.text(found, table.text)) + "\n")
-    golden("compare.md", "\n".join(compare.text(found, table.markdown)) + "\n")
+    golden("compare.txt", "\n".join(report.comparison(found, table.text)) + "\n")
+    golden("compare.md", "\n".join(report.comparison(found, table.markdown)) + "\n")
     told = json.loads(result.encode(compare.as_json(found)))
     assert [told[key] for key in ("variable", "stay", "verdict")] == ["parallelism", "TP 2 / PP 1", found.verdict]
     assert told["stops"] == [{"rule": "gain", "column": "ΔT", "why": "+8.7% throughput, under 20%"}]
@@ -178,7 +178,7 @@ def test_the_table_and_the_record_of_each_pair(golden) -> None:
 def test_a_sweep_has_a_table_for_each_variable() -> None:
     runs = [Run({"batch": n}, levels(2), varied="batch") for n in (1, 2)]
     runs += [Run({"batch": 4}, levels(n), varied="concurrency") for n in (1, 8)]
-    lines = list(compare.sweep(File(1, runs, ["batch", "concurrency"]), table.text))
+    lines = list(report.sweep(File(1, runs, ["batch", "concurrency"]), table.text))
     assert [line.split()[:3] for line in lines if line] == [
         ["step", "batch", "concurrency"],
         ["baseline", "1", "2"],

@@ -26,7 +26,7 @@ from exporter.simulator import EngineConfig, Simulation, serve
 pytest_plugins = ("fake_nvml",)
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "load"
-SHORT = ("--input-tokens", "4", "--output-tokens", "6", "--requests", "60", "--warm-up", "2", "--pause", "0")
+SHORT = ("--input-tokens=4", "--output-tokens=6", "--requests=60", "--warm-up=2", "--pause=0", "--baselines=1")
 GIB = 2**30
 
 

@@ -135,6 +135,11 @@ class Search:
         elif concurrency == self.levels[0] and pooled.complete and self._unsettled():
             self._again = concurrency
         elif self._again is None and pooled.complete:
+            if self._above:
+                self.notes.append(
+                    f"concurrency {concurrency} is not counted as above the line: {self._above} of {pooled.passes} "
+                    "passes was"
+                )
             self.good = max(self.good or 0, concurrency)
         if self._again is None:
             self._above = 0
@@ -143,6 +148,8 @@ class Search:
         """Measure no further level, for the reason *note*."""
         self._over = True
         self.notes.append(note)
+        if self._again is not None and self._above:
+            self.notes.append(f"concurrency {self._again} was above the line, and is not confirmed")
 
     def verdict(self) -> Verdict:
         """What is known now."""

@@ -59,6 +59,7 @@ def test_one_pass_above_the_line_is_no_trip() -> None:
     assert drive(search, {1: [1.0], 2: [3.0, 1.0, 1.0], 4: [1.0]}) == [1, 2, 2, 2, 4]
     assert search.verdict().tripped is None
     assert search.verdict().text == "no line crossed up to concurrency 4"
+    assert search.verdict().notes[0] == ("concurrency 2 is not counted as above the line: 1 of 3 passes was")
 
 
 def test_two_passes_of_three_are_a_trip() -> None:
@@ -174,6 +175,14 @@ def test_an_interrupted_ramp_tells_how_far_it_came() -> None:
         False,
         ["interrupted", "memory, queue and step were not judged: give --sidecar"],
     )
+    search = Search((1, 2))
+    for one in (level(1, [1.0] * 60), level(2, [3.0] * 60)):
+        search.tell(one, one)
+    search.stop("--max-seconds 9 are over")
+    assert search.verdict().notes[:2] == [
+        "--max-seconds 9 are over",
+        "concurrency 2 was above the line, and is not confirmed",
+    ]
     empty = Search((1, 2))
     empty.stop("interrupted")
     assert empty.verdict().text == "no line crossed so far, no level was completed; not all levels were measured"

@@ -1,6 +1,7 @@
 """`stopline ramp` and `stopline compare` on the command line."""
 
 import asyncio
+import math
 import re
 import signal
 import sys
@@ -125,6 +126,8 @@ def ramp(**given: Any) -> None:
     P99 at twice that of the first level, an error, or GPU memory near its limit end it. Exit 0 if all levels were
     under the lines, 1 if a line tripped or not all levels were made, 2 for wrong usage.
     """
+    if odd := [name for name, value in given.items() if isinstance(value, float) and math.isnan(value)]:
+        _fail((f"--{odd[0].replace('_', '-')} must be a number, got nan",))
     try:
         sys.exit(asyncio.run(_interruptible(lambda stop: _ramp(given, stop))))
     except ConfigError as error:

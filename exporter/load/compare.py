@@ -5,13 +5,14 @@ holds is the one not to take.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from exporter.config import Thresholds
 from exporter.load import table
-from exporter.load.result import Condition, Level, Run
+from exporter.load.result import Condition, Level, Quantiles, Run
 from exporter.load.sweep import CONCURRENCY
 from exporter.strictyaml import ConfigError
 
@@ -45,7 +46,7 @@ class Step:
     tail: float | None = None
     """ΔP99, relative to the step before."""
     certain: bool = True
-    """The intervals of the two P99 do not overlap."""
+    """The two P99 differ by more than chance may make them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +161,23 @@ def stepped(value: str, level: Level, before: Level | None) -> Step:
     if before is None:
         return Step(value, level)
     pair = before.latency, level.latency
-    certain = True
-    broken = float("inf") in (pair[0].p99, pair[1].p99)  # by failed requests, which are no noise
-    if not broken and None not in (pair[0].p99_low, pair[0].p99_high, pair[1].p99_low, pair[1].p99_high):
-        certain = pair[0].p99_high < pair[1].p99_low or pair[1].p99_high < pair[0].p99_low  # type: ignore[operator]
     if in_tokens(before, level):
         rates = before.tokens_per_second, level.tokens_per_second
     else:
         rates = before.requests_per_second, level.requests_per_second
-    return Step(value, level, _change(*rates), _change(pair[0].p99, pair[1].p99), certain)
+    return Step(value, level, _change(*rates), _change(pair[0].p99, pair[1].p99), _sure(*pair))
+
+
+def _sure(*pair: Quantiles) -> bool:
+    """Whether the interval of the larger P99 ends above the smaller one; a failed request is no noise."""
+    small, large = sorted(pair, key=lambda quantiles: quantiles.p99 or 0.0)
+    if large.p99 == math.inf or small.p99 is None or large.p99_low is None:
+        return True
+    return large.p99_low > small.p99
 
 
 def _change(before: float | None, now: float | None) -> float | None:
-    return (now - before) / before if before and now is not None and before != float("inf") else None
+    return (now - before) / before if before and now is not None and before != math.inf else None
 
 
 def _judge(variable: str, steps: Sequence[Step], rules: Rules) -> tuple[str | None, list[Stop]]:

@@ -148,7 +148,7 @@ def _pair(variable: str, before: Step, after: Step) -> Iterator[str]:
     yield f"{variable} {before.value} -> {after.value}:"
     rates = f"{_throughput(a, tokens)} -> {_throughput(b, tokens)}"
     yield f"  throughput  {rates}, ΔT {table.change(after.gain)}"
-    noise = "" if after.certain else ": the intervals overlap, so this is within the noise"
+    noise = "" if after.certain else ": its interval reaches down to the other, so this may be noise"
     yield (
         f"  P99         {table.time(a.latency.p99)} -> {table.time(b.latency.p99)}, "
         f"ΔP99 {table.change(after.tail)}{noise}"

@@ -107,6 +107,7 @@ def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
         (("--token-file", "/none/t"), "/none/t: cannot be read: No such file or directory"),
         (("--body", "/none/b"), "/none/b: no such file"),
         (("--template", "/none/t"), "--template is for --api generate; the other APIs know their body"),
+        (("--max-seconds", "nan"), "--max-seconds must be a number, got nan"),
         (("--requests", "0"), "0 is not in the range x>=1"),
         ((), "http://127.0.0.1:9/v1/models does not tell a model; is the server up? Give --model"),
     ],

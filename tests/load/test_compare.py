@@ -130,6 +130,21 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
     assert judged(run("1", 1.0, max_model_len=512), run("2", 0.5, max_model_len=512.0)).variable == "parallelism"
 
 
+@pytest.mark.parametrize(
+    ("latencies", "certain"),
+    [
+        ([2.0] * 60, True),
+        ([0.5] * 60, True),
+        ([1.0] * 59 + [9.0], False),
+        ([1.0] * 56 + [9.0] * 4, True),
+        ([1.0] * 58 + [math.inf] * 2, True),
+    ],
+)
+def test_a_p99_of_few_requests_may_be_noise(latencies: list[float], certain: bool) -> None:
+    runs = [(str(n), Run({"batch": n}, [level(2, values)])) for n, values in enumerate(([1.0] * 60, latencies))]
+    assert compare.compare(runs, Rules()).steps[1].certain is certain
+
+
 def test_what_only_one_run_tells_is_named() -> None:
     assert judged(run("1", 1.0, gpu="H20"), run("2", 0.5)).untold == ("gpu",)
 

@@ -79,7 +79,8 @@ SERVERS = {"simulator": simulator, "llamacpp": llamacpp, "vllm": real_vllm}
 def ramp(url: str, concurrency: int, requests: int, folder: Path, *options: str | Path) -> Level:
     out = folder / "ramp.json"
     command = [sys.executable, "-m", "exporter", "ramp", "--url", url, "--levels", str(concurrency), "--out", str(out)]
-    command += ["--requests", str(requests), "--max-seconds", str(LONGEST), *map(str, options)]
+    command += ["--requests", str(requests), "--max-seconds", str(LONGEST), "--baselines", "1"]
+    command += ["--warm-up", "2", "--pause", "0", *map(str, options)]
     subprocess.run(command, check=False, capture_output=True, timeout=LONGEST + 60)
     return imports.read(str(out))[0][1].levels[0]
 
@@ -178,7 +179,7 @@ if __name__ == "__main__":
     if shutil.which("hey") is None:
         sys.exit("hey is missing: apt-get install hey")
     for line in table.markdown(HEADER, [])[:2]:
-        print(line)
+        print(line, flush=True)
     for server in arguments.servers:
         began, all_of_it = time.monotonic(), []
         with tempfile.TemporaryDirectory() as directory:

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from exporter.load.result import Client, Engine, Level, Quantiles, Request
 
 
@@ -49,6 +51,17 @@ def summary(passes: Sequence[Pass]) -> Level:
         complete=all(p.complete for p in passes),
         latencies=latencies,
     )
+
+
+def steady(passes: Sequence[Pass]) -> Level:
+    """The one of *passes* with the middle P99, of two the lower one's; all of them if a request of the last failed.
+
+    A stall of the machine in one of several passes is in its own P99 only, and in that of all of them together.
+    """
+    if any(request.error for request in passes[-1].requests):
+        return summary(passes)
+    levels = sorted((summary([p]) for p in passes), key=lambda level: level.latency.p99 or 0.0)
+    return msgspec.structs.replace(levels[(len(levels) - 1) // 2], passes=len(passes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import msgspec
 
 from exporter.load.bench import Bench
 from exporter.load.cause import cause
-from exporter.load.level import Pass, summary
+from exporter.load.level import Pass, steady, summary
 from exporter.load.result import Run
 from exporter.load.verdict import Search
 from exporter.strictyaml import ConfigError
@@ -17,8 +17,8 @@ async def ramp(bench: Bench, search: Search) -> Run:
     search.limits = bench.limits
     conditions, identity = await bench.describe()
     while (concurrency := search.next()) is not None:
-        if why := bench.over:
-            search.stop(why)
+        if bench.over:
+            search.stop(bench.over)
             break
         if passes and bench.plan.reset is not None:
             try:
@@ -31,9 +31,10 @@ async def ramp(bench: Bench, search: Search) -> Run:
             search.stop(bench.over or "no request was answered")
             break
         passes.setdefault(concurrency, []).append(measured)
-        last, pooled = summary([measured]), summary(passes[concurrency])
-        first = search.measured.get(search.levels[0], pooled)
-        pooled = msgspec.structs.replace(pooled, cause=cause(pooled, first) if pooled is not first else "")
+        is_first = concurrency == search.levels[0]
+        last, pooled = summary([measured]), (steady if is_first else summary)(passes[concurrency])
+        why = "" if is_first else cause(pooled, search.measured[search.levels[0]])
+        pooled = msgspec.structs.replace(pooled, cause=why)
         search.tell(last, pooled)
         bench.report.level(pooled, search.measured[search.levels[0]])
         if not measured.complete and not pooled.errors:

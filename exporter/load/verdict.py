@@ -4,7 +4,6 @@ Knows nothing of networks or clocks: whoever drives it hands in measured levels,
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -66,8 +65,7 @@ class Search:
     First the given levels, upwards, until one crosses a line; then between it and the one before by bisection, until
     they are no farther apart than *precision* (a share of the level). A level whose P99 is above the line is measured
     again, *confirmations* times at most: it crosses the line if most passes say so and all passes together do.
-    The first level is the baseline: it is measured *baselines* times, once more if their P99 lie apart, and the middle
-    one counts.
+    The first level is the baseline: it is measured *baselines* times, and once more if their P99 lie apart.
     """
 
     levels: Sequence[int]
@@ -89,8 +87,9 @@ class Search:
 
     @property
     def baseline(self) -> float | None:
-        """P99 of the first level, in seconds: of its passes the middle one's, of two the lower one's."""
-        return statistics.median_low(self._first) if self._first else None
+        """P99 of the first level, in seconds."""
+        first = self.measured.get(self.levels[0])
+        return first.latency.p99 if first is not None else None
 
     @property
     def line(self) -> float | None:
@@ -111,7 +110,7 @@ class Search:
         return None if gap <= max(1.0, self.precision * self.bad.concurrency) else self.good + gap // 2
 
     def tell(self, last: Level, pooled: Level) -> None:
-        """The level that was asked for: its *last* pass, and all its passes *pooled*."""
+        """The level that was asked for: its *last* pass, and what all its passes come to together (*pooled*)."""
         concurrency = pooled.concurrency
         self.measured[concurrency] = pooled
         if concurrency == self.levels[0] and last.latency.p99 is not None:

@@ -18,7 +18,7 @@ from functools import cache
 from random import Random
 
 from exporter.load.bench import ROUNDS
-from exporter.load.level import Pass, summary
+from exporter.load.level import Pass, steady, summary
 from exporter.load.mix import Lengths, Mix
 from exporter.load.result import Request
 from exporter.load.stats import quantile
@@ -143,7 +143,7 @@ def search(case: Case, seed: int, told: list[int] | None = None, **options) -> S
         count = max(REQUESTS, ROUNDS * concurrency)
         number = seed * 10_000 + concurrency * 10 + len(made)
         made.append(Pass(concurrency, measure(case, concurrency, count=count, seed=number)))
-        found.tell(summary(made[-1:]), summary(made))
+        found.tell(summary(made[-1:]), (steady if concurrency == case.levels[0] else summary)(made))
         if told is not None:
             told.append(concurrency)
     return found

@@ -5,7 +5,7 @@ import math
 import pytest
 from measured import CLIENT, engine, requests
 
-from exporter.load.level import Pass, summary
+from exporter.load.level import Pass, steady, summary
 from exporter.load.result import Client, Level, Quantiles, Request
 
 
@@ -65,3 +65,11 @@ def test_without_tokens_and_first_tokens_there_are_none() -> None:
     assert (found.tokens_per_second, found.first_token, found.inter_token) == (None, Quantiles(), Quantiles())
     assert found.requests_per_second == 1.0
     assert summary([Pass(1, [])]).requests_per_second is None
+
+
+def test_the_steady_pass_is_the_one_in_the_middle() -> None:
+    passes = [Pass(1, requests([latency] * 60)) for latency in (3.0, 1.0, 1.2)]
+    assert (steady(passes).latency.p99, steady(passes).passes, steady(passes).requests) == (1.2, 3, 60)
+    assert steady(passes[:2]).latency.p99 == 1.0
+    passes.append(Pass(1, requests([1.0] * 60 + [math.inf], errors="timeout")))
+    assert (steady(passes).requests, steady(passes).errors) == (241, {"timeout": 1})

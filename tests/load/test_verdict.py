@@ -5,7 +5,7 @@ import math
 import pytest
 from measured import engine, level, requests
 
-from exporter.load.level import Pass, summary
+from exporter.load.level import Pass, steady, summary
 from exporter.load.result import Client, Memory, Tripped, Verdict
 from exporter.load.verdict import Limits, Search, memory
 
@@ -21,11 +21,11 @@ def drive(search: Search, p99s: dict[int, list[float]], **changes) -> list[int]:
         made = passes.setdefault(concurrency, [])
         latency = p99s[concurrency][len(made)]
         made.append(Pass(concurrency, requests([latency] * 100), **changes))
-        search.tell(summary(made[-1:]), summary(made))
+        search.tell(summary(made[-1:]), (steady if concurrency == search.levels[0] else summary)(made))
     return asked
 
 
-def steady(limit: int, *levels: int) -> dict[int, list[float]]:
+def limited(limit: int, *levels: int) -> dict[int, list[float]]:
     """Latency 1 below *limit*, 3 from there on."""
     return {n: [3.0 if n >= limit else 1.0] * 3 for n in levels}
 
@@ -38,7 +38,7 @@ def test_the_latency_line_is_the_ratio_and_the_floor() -> None:
 
 def test_it_goes_up_until_a_confirmed_trip_then_in_between() -> None:
     search = Search((1, 2, 4, 8, 16, 32))
-    assert drive(search, steady(11, *range(1, 33))) == [1, 2, 4, 8, 16, 16, 12, 12, 10, 11, 11]
+    assert drive(search, limited(11, *range(1, 33))) == [1, 2, 4, 8, 16, 16, 12, 12, 10, 11, 11]
     why = "P99 3.00 s is 3.00 times the 1.00 s of concurrency 1, the line is 2.00 s"
     assert search.verdict() == Verdict(
         f"latency line crossed at concurrency 11: {why}; concurrency 10 is the last good level",
@@ -50,8 +50,8 @@ def test_it_goes_up_until_a_confirmed_trip_then_in_between() -> None:
 
 
 def test_a_coarser_precision_ends_the_search_earlier() -> None:
-    assert drive(Search((1, 32), precision=0.5), steady(30, *range(1, 33))) == [1, 32, 32, 16]
-    assert drive(Search((1, 32), refine=False), steady(30, *range(1, 33))) == [1, 32, 32]
+    assert drive(Search((1, 32), precision=0.5), limited(30, *range(1, 33))) == [1, 32, 32, 16]
+    assert drive(Search((1, 32), refine=False), limited(30, *range(1, 33))) == [1, 32, 32]
 
 
 def test_one_pass_above_the_line_is_no_trip() -> None:
@@ -86,7 +86,7 @@ def test_without_confirmation_the_first_pass_decides() -> None:
 
 def test_all_levels_good() -> None:
     search = Search((1, 2, 4))
-    drive(search, steady(9, 1, 2, 4), engine=engine())
+    drive(search, limited(9, 1, 2, 4), engine=engine())
     assert search.verdict() == Verdict("no line crossed up to concurrency 4", 4)
 
 
@@ -190,5 +190,5 @@ def test_an_interrupted_ramp_tells_how_far_it_came() -> None:
 
 def test_a_client_that_is_its_own_limit_is_named() -> None:
     search = Search((1, 2))
-    drive(search, steady(9, 1, 2), engine=engine(), client=Client(0.99, 0.2, True))
+    drive(search, limited(9, 1, 2), engine=engine(), client=Client(0.99, 0.2, True))
     assert search.verdict().notes == ["client_limited at concurrency 1, 2: the client, not the server, may be measured"]

@@ -121,7 +121,9 @@ def words(url: str, model: str) -> int:
     return max(round(TOKENS * 64 / tokens), 1)
 
 
-def rounds(name: str, levels: list[int], requests: int, count: int, folder: Path) -> Iterator[tuple[str, int, Level]]:
+def rounds(
+    name: str, levels: list[int], requests: int, count: int, beside: list[str], folder: Path
+) -> Iterator[tuple[str, int, Level]]:
     """Tool, concurrency and what it measured, again and again."""
     with SERVERS[name](folder) as (url, model):
         body = folder / "body.json"
@@ -130,11 +132,13 @@ def rounds(name: str, levels: list[int], requests: int, count: int, folder: Path
         length = words(url, model)
         for concurrency in levels:
             for _ in range(count):
-                yield "hey", concurrency, hey(url, concurrency, requests, folder, body)
-                yield "ramp, not streamed", concurrency, ramp(url, concurrency, requests, folder, "--body", body)
-                yield "vllm bench serve", concurrency, bench_serve(url, model, concurrency, requests, folder)
-                generated = ("--input-tokens", str(length), "--output-tokens", str(TOKENS))
-                yield "ramp, streamed", concurrency, ramp(url, concurrency, requests, folder, *generated)
+                if "hey" in beside:
+                    yield "hey", concurrency, hey(url, concurrency, requests, folder, body)
+                    yield "ramp, not streamed", concurrency, ramp(url, concurrency, requests, folder, "--body", body)
+                if "vllm" in beside:
+                    yield "vllm bench serve", concurrency, bench_serve(url, model, concurrency, requests, folder)
+                    generated = ("--input-tokens", str(length), "--output-tokens", str(TOKENS))
+                    yield "ramp, streamed", concurrency, ramp(url, concurrency, requests, folder, *generated)
 
 
 FIGURES = ("requests_per_second", "p50", "p99")
@@ -144,7 +148,7 @@ TOOLS = ("hey", "ramp, not streamed", "vllm bench serve", "ramp, streamed")
 def rows(name: str, found: list[tuple[str, int, Level]]) -> Iterator[tuple[str, ...]]:
     for concurrency in sorted({c for _, c, _ in found}):
         before: list[float] = []
-        for tool in TOOLS:
+        for tool in [tool for tool in TOOLS if any(t == tool for t, _, _ in found)]:
             levels = [level for t, c, level in found if (t, c) == (tool, concurrency)]
             series = [[_figure(level, figure) for level in levels] for figure in FIGURES]
             now = [statistics.median(values) for values in series]
@@ -175,6 +179,7 @@ if __name__ == "__main__":
     parser.add_argument("--levels", type=int, nargs="*", default=[1, 4, 8, 16])
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beside", nargs="*", choices=["hey", "vllm"], default=["hey", "vllm"])
     arguments = parser.parse_args()
     if shutil.which("hey") is None:
         sys.exit("hey is missing: apt-get install hey")
@@ -183,7 +188,8 @@ if __name__ == "__main__":
     for server in arguments.servers:
         began, all_of_it = time.monotonic(), []
         with tempfile.TemporaryDirectory() as directory:
-            for one in rounds(server, arguments.levels, arguments.requests, arguments.rounds, Path(directory)):
+            settings = arguments.levels, arguments.requests, arguments.rounds, arguments.beside
+            for one in rounds(server, *settings, Path(directory)):
                 all_of_it.append(one)
                 print(f"{time.monotonic() - began:.0f} s: {one[0]} at {one[1]}", file=sys.stderr)
         for line in table.markdown(HEADER, list(rows(server, all_of_it)))[2:]:

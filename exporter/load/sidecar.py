@@ -14,7 +14,7 @@ from exporter import catalog
 from exporter.catalog import Family
 from exporter.load.result import Condition, Engine, Memory, Quantiles, Step
 from exporter.load.verdict import Limits
-from exporter.overview import quantile
+from exporter.quantile import quantile
 from exporter.sources.fetch import Access, Server, Unreadable
 
 EVERY = 5.0

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-rules packages clean
+.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -39,6 +39,13 @@ bench: $(INSTALLED)
 
 bench-accuracy: $(INSTALLED)
 	$(BIN)/python tests/bench/accuracy.py $(ARGS)
+
+bench-ramp: $(INSTALLED)
+	$(BIN)/python tests/bench/ramp.py $(ARGS)
+
+bench-tools: $(INSTALLED)
+	@./.ci/packages hey=hey
+	$(BIN)/python tests/bench/beside_tools.py $(ARGS)
 
 bench-rules: packages $(INSTALLED)
 	$(BIN)/python tests/bench/scale.py $(ARGS)

@@ -24,6 +24,7 @@ from exporter import __version__
 from exporter import config as settings
 from exporter.doctor.findings import printable
 from exporter.engines import profile as profiles
+from exporter.load import commands
 from exporter.strictyaml import ConfigError
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ def fail(problems: tuple[str, ...]) -> NoReturn:
 def main() -> None:
     """Stopline: a Prometheus exporter that runs beside an LLM inference server."""
 
+
+main.add_command(commands.ramp)
+main.add_command(commands.compare)
 
 _CONFIG = click.option(
     "-c", "--config", "path", type=click.Path(path_type=Path), envvar="STOPLINE_CONFIG", help="Settings file (YAML)."

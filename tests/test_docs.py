@@ -162,6 +162,19 @@ def flags_table() -> str:
     return _table(("flag", "environment", "setting", "meaning"), rows)
 
 
+def load_flags_table(command: str) -> str:
+    rows = []
+    for option in cli.main.commands[command].params:
+        if isinstance(option, click.Option):
+            default = option.default if option.show_default else None
+            shown = " / ".join(map(_code, (*option.opts, *option.secondary_opts)))
+            value = (
+                ("yes" if default else "no") if isinstance(default, bool) else "" if default is None else str(default)
+            )
+            rows.append((shown, _code(value) if value else "", _prose(option.help or "")))
+    return _table(("flag", "default", "meaning"), rows)
+
+
 def _meaning(family: Family) -> str:
     values = [f"{label}: {', '.join(map(_code, closed))}." for label, closed in family.closed]
     return " ".join([_prose(family.help), *values])
@@ -213,6 +226,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "alerts": alerts_table,
     "fields": fields_table,
     "flags": flags_table,
+    "ramp flags": lambda: load_flags_table("ramp"),
+    "compare flags": lambda: load_flags_table("compare"),
     "settings": settings_table,
     "metrics": metrics_table,
     "engines": engines_table,
@@ -319,6 +334,7 @@ def test_symptoms_that_the_doctor_tells_read_as_here() -> None:
 def test_every_metric_named_is_in_the_catalog() -> None:
     known = {f.name for f in catalog.FAMILIES}
     known |= {f.name + end for f in catalog.FAMILIES if f.kind == "histogram" for end in ("_bucket", "_sum", "_count")}
+    known |= set(re.findall(r"(?m)^# TYPE (stopline_ramp_\w+)", (ROOT / "tests/golden/ramp.prom").read_text()))
     text = readme().replace("stopline_`", "")  # the prefix itself
     assert set(re.findall(r"stopline_\w+", text)) - known == set()
 
@@ -333,9 +349,9 @@ def test_every_setting_named_exists() -> None:
 def test_every_command_and_flag_named_exists() -> None:
     commands = cli.main.commands
     assert set(re.findall(r"(?m)(?:`|^)stopline ([a-z]+)", readme())) == set(commands)
-    for line in re.findall(r"stopline (?:run|demo|check) [^\n`]*", readme()):
+    for line in re.findall(r"stopline (?:run|demo|check|ramp|compare) [^\n`]*", readme()):
         command = commands[line.split()[1]]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         assert set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", line)) <= known, line
 
 

@@ -1,0 +1,224 @@
+"""`stopline ramp` and `stopline compare` as a user types them."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from measured import engine, level
+from realengine import free_port, get, until
+
+from exporter import strictyaml
+from exporter.baseline import Pins
+from exporter.cli import main
+from exporter.load import result
+from exporter.load.result import File, Run
+from exporter.simulator import EngineConfig, Simulation, serve
+
+pytest_plugins = ("fake_nvml",)
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "load"
+SHORT = ("--input-tokens=4", "--output-tokens=6", "--requests=60", "--warm-up=2", "--pause=0", "--baselines=1")
+GIB = 2**30
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A simulated server with two places, in a thread of its own; its log is server.log."""
+    told: list[str] = []
+    ready, ended = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        config = EngineConfig.tiny(max_running_requests=2, kv_blocks=8192, kv_bytes_per_token=2**15)
+        async with serve(Simulation(config, seed=1, log=tmp_path / "server.log")) as address:
+            told.append(address)
+            ready.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(10)
+    yield told[0]
+    ended.set()
+    thread.join(10)
+
+
+def test_a_ramp_from_the_first_level_to_the_files(url: str, tmp_path: Path) -> None:
+    out, pins, metrics, drawn = (tmp_path / name for name in ("r.json", "b.yaml", "r.prom", "r.svg"))
+    files = ("--out", out, "--pin", pins, "--textfile", metrics, "--picture", drawn)
+    done = invoke("ramp", "--url", url, "--levels", "1,32", "--no-refine", *SHORT, *files)
+    assert done.exit_code == 1, done.output
+    assert re.search(
+        r"^verdict: latency line crossed at concurrency 32: P99 .* is \d+\.\d\d times the", done.stdout, re.M
+    )
+    assert "warm-up: 2 requests or more, not measured\nconcurrency 1: P50" in done.stderr
+    (run,) = result.read(out.read_bytes(), "r.json").runs
+    assert [one.concurrency for one in run.levels] == [1, 32]
+    assert strictyaml.load(pins, Pins).pins[2].seconds == pytest.approx(run.levels[0].latency.p99, abs=1e-6)
+    assert 'stopline_ramp_tripped{line="latency",model="tiny"} 1.0' in metrics.read_text()
+    assert drawn.read_text().startswith("<svg ")
+
+
+def test_all_levels_under_the_lines_are_good(url: str) -> None:
+    options = ("--levels", "1,2", "--latency-ratio", "100", *SHORT)
+    done = invoke("ramp", "--url", f"{url}/v1", "--api", "chat", *options, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["runs"][0]
+    assert told["verdict"]["text"] == "no line crossed up to concurrency 2"
+    assert told["conditions"]["api"] == "chat"
+
+
+def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    vary = ("--vary", "batch=1,2", "--vary", "concurrency=1,2", "--apply", "true {value}", "--fix", "concurrency=2")
+    done = invoke(
+        "ramp", "--url", url, *SHORT, "--requests", "10", *vary, "--fix", "batch=4", "--markdown", "--out", out
+    )
+    assert done.exit_code == 0, done.output
+    heads = [line.split(" | ")[1] for line in done.stdout.splitlines() if line.startswith("| step")]
+    assert heads == ["batch", "concurrency"]
+    assert result.read(out.read_bytes(), "").varied == ["batch", "concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--levels", "2,1"), "must rise and begin at 1 or above, got '2,1'"),
+        (("--levels", "a"), "must be numbers such as 1,2,4,8, got 'a'"),
+        (("--url", "localhost:8000"), "must start with http:// or https:// and name a host, got 'localhost:8000'"),
+        (("--input-tokens", "x"), "must be a number of tokens such as 256, or a range such as 64-512, got 'x'"),
+        (("--vary", "batch"), "must be NAME=VALUE,VALUE,… such as batch=1,2,4,8, got 'batch'"),
+        (("--vary", "batch=1,2"), "--vary batch needs --apply: a command that sets batch to {value}"),
+        (("--vary", "batch=1,2", "--apply", "x"), "--apply must hold {value}, which each value takes the place of"),
+        (("--condition", "x"), "must be NAME=VALUE, got 'x'"),
+        (("--out", "/none/r.json"), "/none/r.json: there is no directory /none"),
+        (("--token-file", "/none/t"), "/none/t: cannot be read: No such file or directory"),
+        (("--body", "/none/b"), "/none/b: no such file"),
+        (("--template", "/none/t"), "--template is for --api generate; the other APIs know their body"),
+        (("--max-seconds", "nan"), "--max-seconds must be a number, got nan"),
+        (("--requests", "0"), "0 is not in the range x>=1"),
+        ((), "http://127.0.0.1:9/v1/models does not tell a model; is the server up? Give --model"),
+    ],
+)
+def test_what_cannot_be_measured(arguments: tuple[str, ...], problem: str) -> None:
+    done = invoke("ramp", "--url", "http://127.0.0.1:9", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert problem in done.stderr
+
+
+def test_ctrl_c_gives_the_result_so_far(url: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    command = [sys.executable, "-m", "exporter", "ramp", "--url", url, "--levels", "1,2", *SHORT, "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, "--requests", "5000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("warm-up"):
+            break
+    until(
+        lambda: "num_requests_running{" in get(f"{url}/metrics") and _finished(url) > 20, 20, "some requests are done"
+    )
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=10)
+    assert process.returncode == 1, errors
+    assert "verdict: no line crossed so far, no level was completed; not all levels were measured" in printed
+    assert "note: interrupted" in printed
+    (run,) = result.read(out.read_bytes(), "r.json").runs
+    assert 0 < run.levels[0].requests < 5000
+    assert not run.levels[0].complete
+
+
+def _finished(url: str) -> float:
+    page = get(f"{url}/metrics")
+    return sum(float(n) for n in re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", page, re.M))
+
+
+def test_memory_ends_a_ramp_as_the_sidecar_sees_it(url: str, tmp_path: Path, nvml_library: Path, hardware) -> None:
+    """The GPU fills up while the second level runs: what the command before it does."""
+    full = tmp_path / "full"
+    healthy = {"gpu0.total": 80 * GIB, "gpu0.used": 60 * GIB}
+    hardware.set(healthy)
+    text = hardware.state.read_text()
+    full.write_text(text.replace(f"gpu0.used={60 * GIB}", f"gpu0.used={int(79.5 * GIB)}"))
+    reset = f"if [ -e {tmp_path}/once ]; then mv {full} {hardware.state}; else touch {tmp_path}/once; fi"
+    port, out = free_port(), tmp_path / "r.json"
+    sidecar = subprocess.Popen(
+        [sys.executable, "-m", "exporter", "run", "--engine-url", url, "--log", str(tmp_path / "server.log"),
+         "--gpus", "all", "--web.listen-address", f"127.0.0.1:{port}"],
+        env=os.environ | {"LD_LIBRARY_PATH": str(nvml_library.parent)} | hardware.env,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        until(lambda: "stopline_gpu_memory_used_bytes{" in get(f"http://127.0.0.1:{port}/metrics"), 20, "GPUs are read")
+        options = ("--levels", "1,2,4", "--reset", reset, "--sidecar", f"http://127.0.0.1:{port}", "--out", out)
+        done = invoke("ramp", "--url", url, *SHORT, "--latency-ratio", "100", *options)
+    finally:
+        sidecar.terminate()
+        _, errors = sidecar.communicate(timeout=10)
+    assert (done.exit_code, sidecar.returncode) == (1, 0), done.output + errors.decode()
+    assert (
+        "verdict: memory line crossed at concurrency 2: GPU 0 has 0.50 GiB free, under 1.00 GiB; "
+        "concurrency 1 is the last good level\n"
+    ) in done.stdout
+    (run,) = result.read(out.read_bytes(), "r.json").runs
+    assert [round((one.memory_peak or 0) / GIB, 1) for one in run.levels] == [60.0, 79.5]
+    first = run.levels[0].engine
+    assert first is not None
+    assert first.steps["decode"].count > 0
+    assert first.queue_wait.p99 is not None
+    assert run.identity["model"] == "tiny"
+    assert run.conditions["engine"] == "vllm"
+    assert run.conditions["parallelism"] == "TP 1 / PP 1"
+
+
+def two(tmp_path: Path, **changes: str) -> tuple[Path, Path]:
+    paths = tmp_path / "tp1.json", tmp_path / "tp2.json"
+    for path, latency, layout in zip(paths, (1.0, 0.9), ("TP 1 / PP 1", "TP 2 / PP 1"), strict=True):
+        run = Run({"parallelism": layout, "dtype": "float16"}, [level(4, [latency] * 60, engine=engine())])
+        result.write(path, File(1, [run]))
+    return paths
+
+
+def test_compare_says_where_to_stay(tmp_path: Path) -> None:
+    paths = two(tmp_path)
+    done = invoke("compare", *paths)
+    assert done.exit_code == 1
+    last = done.stdout.splitlines()[-1]
+    assert last == "verdict: stay at parallelism TP 1 / PP 1, because of column memory per GPU: 40% of the fullest GPU " \
+        "is needed at parallelism TP 1 / PP 1, under 90%: it holds this concurrency as it is; " \
+        "column ΔT: +11.1% throughput, under 20%"  # fmt: skip
+    drawn = tmp_path / "c.svg"
+    good = invoke("compare", *paths, "--min-gain", "0.1", "--memory-ratio", "0", "--picture", drawn, "--json")
+    assert (good.exit_code, json.loads(good.stdout)["stay"]) == (0, None)
+    assert drawn.read_text().startswith("<svg ")
+
+
+def test_compare_refuses_two_differences(tmp_path: Path) -> None:
+    one, other = two(tmp_path)
+    done = invoke("compare", one, f"{other}@dtype=int8")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == "the runs differ in 2 variables, and only one may: parallelism, dtype"
+    assert invoke("compare", one, f"{other}@dtype=int8", "--ignore", "dtype", "--markdown").exit_code == 1
+    assert invoke("compare", one).exit_code == 2
+    assert invoke("compare").exit_code == 2
+
+
+def test_compare_reads_what_hey_wrote() -> None:
+    done = invoke(
+        "compare", f"{FIXTURES / 'hey.txt'}@concurrency=4,batch=1", f"{FIXTURES / 'hey.csv'}@concurrency=4,batch=2"
+    )
+    assert done.exit_code == 0
+    assert "throughput  44.54 req/s -> 47.92 req/s, ΔT +7.6%" in done.stdout

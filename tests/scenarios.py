@@ -462,7 +462,7 @@ ERRORS = (
     ),
     # Its gauges are those of the last step, with nobody in it: until the engine gives up there is no sign of it.
     Scenario("hang-unseen", hangs_idle, (FAILED,), due=30.0, engine={"execute_timeout_seconds": 30.0}),
-    Scenario("hang-overloaded", then(traffic(30.0), 30.0, fails("hang")), (STALLED,), due=30.0, engine=PATIENT),
+    Scenario("hang-overloaded", then(traffic(30.0), 30.0, fails("hang")), (DOUBLED, STALLED), due=30.0, engine=PATIENT),
     Scenario("all-fail", then(load(lambda: None), answers(500, 1.0)), (RATE,)),
     Scenario("all-fail-at-night", then(load(lambda: None), answers(500, 0.2)), (RATE,), due=15.0),
     Scenario("half-fail", answers(500, 1.0), (RATE,)),

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools packages clean
+.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools boards packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -53,6 +53,13 @@ bench-rules: packages $(INSTALLED)
 bench-alerts: packages $(INSTALLED)
 	$(BIN)/python tests/bench/alerts.py
 
+boards: packages $(INSTALLED)
+	$(BIN)/python grafana/generate.py
+	deploy/helm/copy-files
+	@./.ci/packages node=nodejs npm=npm chromium=chromium pngquant=pngquant
+	cd grafana/preview && npm install --ignore-scripts --legacy-peer-deps --no-package-lock --no-audit --no-fund --silent && npm run --silent build
+	$(BIN)/python grafana/preview/photograph.py $(ARGS)
+
 packages:
 	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager chromium=chromium gcc=gcc curl=curl openssl=openssl
 
@@ -63,4 +70,4 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .cache grafana/preview/node_modules grafana/preview/.build .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

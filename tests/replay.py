@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rules import RULES, exported, named, rules
 
 from exporter import catalog
-from exporter.config import BaselineConfig, Config, EngineConfig, GpuConfig, Thresholds
+from exporter.config import BaselineConfig, Config, EngineConfig, GpuConfig, HistogramConfig, LogConfig, Thresholds
 from exporter.sidecar import Sidecar
 from exporter.signals import Reading
 from exporter.simulator import Engine, Log, LogOptions, Page
@@ -138,10 +138,19 @@ class Replica:
         stretch: float = 1.0,
         baseline: BaselineConfig = BaselineConfig(),  # noqa: B008  it is frozen
         thresholds: Thresholds = Thresholds(),  # noqa: B008
+        log_config: LogConfig = LogConfig(),  # noqa: B008
+        histograms: HistogramConfig = HistogramConfig(),  # noqa: B008
+        also: frozenset[str] = frozenset(),
+        mig: str = "",
+        target_labels: Mapping[str, str] = {"namespace": "sim", "pod": ""},
         noise: float = 0.0,
         pace: float = 1.0,
         sampled: Callable[["Replica"], object] = lambda replica: None,
     ) -> None:
+        """*also* names samples that are kept beside those that the rules name; *mig* is the GPUs' profile.
+
+        *target_labels* are what the scrape adds beside `job` and `instance`; an empty pod is this replica's name.
+        """
         self.name = name
         self.every, self.poll, self.stretch = every * stretch, poll, stretch
         self.clock = Virtual()
@@ -166,7 +175,11 @@ class Replica:
             gpus=GpuConfig(devices="none"),
             baseline=baseline,
             thresholds=thresholds,
+            log=log_config,
+            histograms=histograms,
         )
+        self._target = tuple(sorted((label, value or name) for label, value in target_labels.items()))
+        self._names, self._mig = _wanted() | also, mig
         self._next_sample = 0.0
         self._start(engine)
         self._start_sidecar()
@@ -193,6 +206,10 @@ class Replica:
         self._engine_log.access("10.0.0.1:40000", "POST", "/v1/completions", status)
         if self.server.page is not None:
             self.server.page.count_http("/v1/completions", status, "POST")
+
+    def log(self, line: str) -> None:
+        """One more line in the server's log."""
+        self._log.write(line + "\n")
 
     def restart_sidecar(self) -> None:
         """A new process of Stopline, which knows nothing of what was counted before, but reads the log's beginning."""
@@ -268,8 +285,9 @@ class Replica:
                 gauge(catalog.GPU_USED, used, *labels),
                 gauge(catalog.GPU_PEAK, used, *labels),
                 gauge(catalog.GPU_HEADROOM, config.gpu_memory_bytes - used, *labels),
+                gauge(catalog.GPU_UTILIZATION, float(self.engine.running > 0), *labels),
                 gauge(catalog.GPU_UP, 1.0, *labels),
-                gauge(catalog.GPU_INFO, 1.0, *labels, "simulated H20", "", ""),
+                gauge(catalog.GPU_INFO, 1.0, *labels, "simulated H20", "", self._mig),
             ]
         if self.gpus_readable:
             reading = Reading("gpu", "gpu", ok=True, at=self.clock.now, samples=tuple(samples))
@@ -279,12 +297,11 @@ class Replica:
 
     def _sample(self) -> None:
         """What a scrape of the sidecar's page would have given at this moment."""
-        wanted = _wanted()
+        wanted = self._names
         own: Labels = (
             ("instance", f"{self.name}:10777"),
             ("job", "stopline"),
-            ("namespace", "sim"),
-            ("pod", self.name),
+            *self._target,
         )
         now: dict[tuple[str, Labels], float] = {("up", own): float(self.scraped)}
         if self.scraped:
@@ -337,15 +354,24 @@ _WANTED: set[str] = set()
 
 
 def inputs(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
-    """Series and values as promtool's tests have them, without buckets that tell nothing."""
+    """Series and values as promtool's tests have them, without buckets that tell nothing of any replica of the model."""
+    replicas = list(replicas)
+    bounds = {_bound(key) for replica in replicas for key in told(replica.series)}
     for replica in replicas:
-        for (name, labels), values in _telling(replica.series).items():
+        for (name, labels), values in replica.series.items():
+            if _bound((name, labels)) not in bounds:
+                continue
             padded = values + [None] * (replica.samples - len(values))
             text = ",".join(f'{label}="{value}"' for label, value in labels)
             yield f"{name}{{{text}}}", _values(padded)
 
 
-def _telling(series: Mapping[tuple[str, Labels], list[float | None]]) -> dict[tuple[str, Labels], list[float | None]]:
+def _bound(key: tuple[str, Labels]) -> tuple[str, str, str]:
+    name, labels = key[0], dict(key[1])
+    return (name, labels.get("model", ""), labels["le"]) if name.endswith("_bucket") else ("", "", "")
+
+
+def told(series: Mapping[tuple[str, Labels], list[float | None]]) -> dict[tuple[str, Labels], list[float | None]]:
     """Without the empty buckets below all observations, but the last, and the full ones above, but the first."""
     kept = {key: values for key, values in series.items() if not key[0].endswith("_bucket")}
     histograms: dict[tuple[str, Labels], list[tuple[float, Labels, list[float | None]]]] = defaultdict(list)

@@ -116,12 +116,13 @@ def test_every_recorded_name_is_used_or_for_people() -> None:
 
 PEOPLE = {
     "stopline:concurrency_limit",
+    "stopline:config:layout",
+    "stopline:line:state",
+    "stopline:replica:model",
     "stopline:request_latency_seconds:baseline_since_timestamp_seconds",
     "stopline:request_latency_seconds:baseline_source",
     "stopline:request_time_to_first_token_seconds:p99_5m",
     "stopline:request_time_to_first_token_seconds:p99_baseline",
-    "stopline:throughput:by_concurrency",
-    "stopline:tripped",
 }
 """Recorded for boards, runbooks and gates; no rule builds on them."""
 

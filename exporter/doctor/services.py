@@ -49,7 +49,7 @@ _TOLD = 5  # targets
 _SCRAPE = "add the job of the README's scrape config; an operator wants a PodMonitor that it selects"
 _RULES = "load deploy/rules/*.yaml, or apply deploy/rules/kubernetes/prometheusrule.yaml (README: alerts)"
 _FAILING = "correct the rule; promtool check rules and its last error say where"
-_BOARDS = "this version ships no board yet: build one over the queries of the README, with Stopline in its title"
+_BOARDS = "import grafana/dashboards/*.json, or have them provisioned (README: Boards)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from exporter import __version__, config
 
 CHART = DEPLOY / "helm/stopline"
 RULES = DEPLOY / "rules"
+BOARDS = ROOT / "grafana/dashboards"
 SAMPLE = """\
 groups:
   - name: sample
@@ -58,7 +59,12 @@ def template(chart: Path, tmp_path: Path, **values: object) -> list[Manifest]:
 
 
 def of(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    return [m for m in manifests if m["kind"] == kind]
+    """Those of this kind, but boards."""
+    return [m for m in manifests if m["kind"] == kind and m not in boards(manifests)]
+
+
+def boards(manifests: list[Manifest]) -> list[Manifest]:
+    return [m for m in manifests if "-board-" in m["metadata"]["name"]]
 
 
 def test_the_chart_is_sound(chart: Path) -> None:
@@ -71,6 +77,8 @@ def test_the_chart_is_sound(chart: Path) -> None:
 def test_what_is_copied_into_the_chart_is_as_its_source() -> None:
     remedy = "run deploy/helm/copy-files"
     assert (CHART / "files/with-log").read_text() == (DEPLOY / "kustomize/parts/with-log").read_text(), remedy
+    made = {p.name: p.read_text() for p in BOARDS.glob("*.json")}
+    assert {p.name: p.read_text() for p in (CHART / "files/boards").glob("*.json")} == made, remedy
     sources = {p.name: p.read_text() for p in RULES.glob("*.yaml")}
     assert {p.name: p.read_text() for p in (CHART / "files/rules").glob("*.yaml")} == sources, remedy
 
@@ -100,6 +108,21 @@ def test_alerts_are_left_out_labelled_and_linked_as_wanted(chart: Path, tmp_path
     assert alert["labels"] == {"severity": "critical", "team": "ml"}
     assert alert["annotations"]["runbook_url"] == "https://wiki.example.com/StoplineSample.md"
     assert "{{ $value | humanize }}" in alert["annotations"]["description"]
+
+
+def test_boards_come_out_as_they_went_in_and_fit_a_config_map(chart: Path, tmp_path: Path) -> None:
+    """`{{pod}}` in a legend is Grafana's; a ConfigMap holds 1 MiB."""
+    rendered = boards(template(chart, tmp_path, boards={"annotations": {"grafana_folder": "LLM"}}))
+    check_schemas(rendered)
+    sources = {p.name: p.read_text() for p in BOARDS.glob("*.json")}
+    assert len(sources) == 4
+    assert {name: text for m in rendered for name, text in m["data"].items()} == sources
+    assert "{{replica}}" in sources["stopline-lines.json"]
+    assert max(len(text.encode()) for text in sources.values()) < 1 << 20
+    for manifest in rendered:
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert manifest["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+    assert boards(template(chart, tmp_path, boards={"enabled": False})) == []
 
 
 def test_extra_labels_are_on_every_object(chart: Path, tmp_path: Path) -> None:
@@ -136,6 +159,7 @@ def test_a_service_monitor_in_place_of_the_pod_monitor(chart: Path, tmp_path: Pa
         "podMonitor.interval=often",
         "sidecar.image=",
         "rules.runbooks=wiki",
+        "boards.labels.grafana_dashboard=1",
         "extraLabels.release=1",
     ],
 )

@@ -248,3 +248,14 @@ def test_the_version_is_ours() -> None:
             (__version__, ""),
             ("", __version__),
         }, path
+
+
+def test_boards_are_config_maps_for_grafanas_sidecar() -> None:
+    manifests = parsed(kustomize(DEPLOY / "kustomize/boards"))
+    check_schemas(manifests)
+    sources = {path.stem: path.read_text() for path in (DEPLOY.parent / "grafana/dashboards").glob("*.json")}
+    assert {m["metadata"]["name"]: m["data"] for m in manifests} == {
+        name: {f"{name}.json": text} for name, text in sources.items()
+    }
+    assert {m["kind"] for m in manifests} == {"ConfigMap"}
+    assert {m["metadata"]["labels"]["grafana_dashboard"] for m in manifests} == {"1"}

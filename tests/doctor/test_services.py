@@ -362,7 +362,7 @@ async def test_a_grafana_without_boards() -> None:
                 "grafana",
                 "warning",
                 "no board has Stopline in its title",
-                "this version ships no board yet: build one over the queries of the README, with Stopline in its title",
+                "import grafana/dashboards/*.json, or have them provisioned (README: Boards)",
             ),
         ]
 

@@ -28,6 +28,7 @@ _EVALUATED = 30.0
 _STALLED = 120.0
 _SILENT = 180.0
 _APPEARED = 3600.0
+_LONGER = 4.0
 _FAILED = ("out_of_memory", "cuda", "collective", "engine_dead")
 _SERVER_SILENT = ("timeout", "unreachable", "broken", "refused")
 
@@ -257,7 +258,7 @@ def _scores(evidence: Evidence, model: str, base: Baseline, value: float) -> Ite
         more = [tokens[kind] / base.tokens[kind] for kind in tokens if base.tokens[kind]]
         if more:
             explained = (max(more) - 1) / times
-            yield "request_mix", 0.8 * _clamp(explained) + 0.4 * _clamp((explained - 1) / 4)
+            yield "request_mix", 0.8 * _clamp(explained) + 0.4 * _clamp(explained - 1) * (max(more) >= _LONGER)
     if (_kv_full(evidence) or evidence.increase(catalog.PREEMPTIONS, FAST) >= 3) and not _no_place(evidence):
         yield "kv_cache", 2.0
 

@@ -1,13 +1,14 @@
 """What a matched line says, put where it belongs: into the store, among the facts, or among the gauges."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from exporter.catalog import Family
 from exporter.engines.profile import GROUP, Signal
 from exporter.lifecycle import LABEL, Lifecycle
 from exporter.signals import Labels, Origin, Sample
+from exporter.sources.fields import number
 from exporter.sources.peel import NO_RANKS
 from exporter.store import Store
 
@@ -100,6 +101,28 @@ class Effects:
                 self._store.count(family, labels, value * weight, origin=self._origin)
             elif _has_room(self._gauges, (family, labels)):
                 self._gauges[family, labels] = (value, self._clock())
+
+    def apply_all(self, signals: Iterable[tuple[Signal, str | None]], told: Sequence[str | None]) -> None:
+        """The same for many lines at once, of which each tells one text, where a signal has no number of its own.
+
+        The labels of *signals* are fixed, and none is a gauge.
+        """
+        for signal, group in signals:
+            family = signal.family
+            labels = self._labels(signal, None, NO_RANKS)
+            texts = told if group else [signal.value or "1"] * len(told)
+            numbers = [number(text, signal.unit) for text in texts if text is not None]
+            most = _LONGEST if family.kind == "histogram" else _BEYOND
+            values = [value for value in numbers if value is not None and 0 <= value < most]
+            numbered = len(numbers) - numbers.count(None)
+            if labels is None or len(values) < numbered:
+                self._store.drop(family, numbered if labels is None else numbered - len(values))
+            if labels is not None and values:
+                self._lifecycle.worked(len(values))
+                if family.kind == "histogram":
+                    self._store.observe_all(family, labels, values, origin=self._origin)
+                else:
+                    self._store.count_all(family, labels, values, origin=self._origin)
 
     def expire(self, seconds: float) -> None:
         """Forget gauges that no line told for so long."""

@@ -78,25 +78,21 @@ class Errors:
         self._blocks: dict[str, _Block] = {}
         self._last = {} if last is None else last
         self._died_in: int | None = None
-        self._attention = 0
+        self.following = 0
+        """So many of the next lines may belong to an error though they hold none of the gates: they are to be given."""
 
     def remember(self, before: "Errors") -> None:
         """Go on where *before* stops, as after a reload: what it counted is not to be counted again."""
         self._blocks, self._died_in = before._blocks, before._died_in
         self._last.update(before._last)
 
-    @property
-    def following(self) -> bool:
-        """Whether the next line may belong to an error though it holds none of the gates: it is then to be given."""
-        return self._attention > 0
-
     def line(self, record: Record, now: float) -> None:
         """One line; *now* is monotonic seconds."""
-        self._attention = max(0, self._attention - 1)
+        self.following = max(0, self.following - 1)
         block = self._blocks.get(record.process)
         if block is not None and self._continues(block, record):
             if block.in_traceback and not record.shaped:
-                self._attention = _AMID
+                self.following = _AMID
             self._add(block, record.text, now)
             return
         interleaved = record.shaped and record.level != ERROR  # another thread's line amid a traceback
@@ -164,7 +160,7 @@ class Errors:
             block.in_traceback = False
         if traceback:
             block.in_traceback = True
-            self._attention = max(self._attention, _NEXT)
+            self.following = max(self.following, _NEXT)
 
     def _classify(self, block: _Block, text: str) -> None:
         """Take the kind that *text* tells, if any."""

@@ -27,6 +27,7 @@ _TIMES = (  # a shape, and what is put before the text: of a leap year, so that 
     ("%m-%d %H:%M:%S", "2000-01-01 "),
     ("%m-%d %H:%M:%S.%f", "2000-01-01 "),
 )
+_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])+\]|.")  # of a regex: escapes and sets whole
 _MAX_JOINED = 64 << 10
 _MAX_JSON = 256 << 10
 
@@ -93,11 +94,13 @@ class Unwrapper:
             self._runtime = self._find(data)
         if self._runtime is not None:
             data = self._runtime(data)
-        if b"\x1b" in data or b"\xc2\x9b" in data:
+        if b"\x1b" in data or not data.isascii():
             data = _ANSI.sub(b"", data)
         return data
 
     def _find(self, data: bytes) -> Callable[[bytes], bytes] | None:
+        if b"std" not in data:
+            return None
         if any(stream in data for stream in _CRI_STREAMS) and _CRI.search(data):
             return self._cri
         return self._docker if b'","stream":"std' in data and _DOCKER.search(data) else None
@@ -140,6 +143,7 @@ class Shape:
     """What stands before a message; *regex* may have the groups level, time, place, process, and parts of the rank."""
 
     def __init__(self, regex: re.Pattern[str]) -> None:
+        self.closed = _closed(regex.pattern)
         self._match = regex.match
         self._groups = tuple(name for name in ("level", "time", "place", "process") if name in regex.groupindex)
         self._ranks = tuple(name for name in RANK_PARTS if name in regex.groupindex)
@@ -183,6 +187,29 @@ def peel(line: bytes, shapes: Sequence[Shape]) -> Record:
     return Record(text, process=process)
 
 
+class Peeler:
+    """Peels lines of one kind, of which many begin alike: a start that the last one had is not read again."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._shapes = shapes
+        self._start = b""
+        self._record = Record("")
+
+    def peel(self, line: bytes) -> Record:
+        """`peel`; the record is valid until the next line."""
+        if self._start and line.startswith(self._start) and b"\r" not in line:
+            record = self._record
+            record.text = line[len(self._start) :].decode("utf-8", "replace")
+            return record
+        record = peel(line, self._shapes)
+        if self._shapes and self._shapes[0].closed and record.shaped and record.fields is None and line.isascii():
+            start = line[: len(line) - len(record.text)]
+            whole = self._shapes[0].record(_process(start.decode())[1], "")
+            if start.endswith(b"] ") and whole is not None and not whole.text:
+                self._start, self._record = start, record
+        return record
+
+
 def seconds_of(time: str) -> float | None:
     """A log's own time as seconds on some scale of its own; None if it cannot be read.
 
@@ -203,6 +230,14 @@ def seconds_of(time: str) -> float | None:
         except ValueError:
             continue
     return None
+
+
+def _closed(pattern: str) -> bool:
+    """Whether a match ends behind the bracket and the space at its end, whatever follows: nothing in it passes one."""
+    if not pattern.endswith((r"\] ", r"\] ?")) or "(?=" in pattern or "(?!" in pattern:
+        return False
+    parts = (part for part in _PARTS.findall(pattern) if part[0] in "[.\\" and part != r"\]")
+    return not any(re.match(part, "]") for part in parts)
 
 
 def _process(text: str, around: int = 2) -> tuple[str, str]:

@@ -44,7 +44,7 @@ _Rule = Echo | Tally | Pattern | Fields | None
 class _Plan(NamedTuple):
     """What lines that hold the same literals are tried for, in this order."""
 
-    peel: Callable[[bytes], Record]
+    peel: Callable[[bytes, int, int], Record]
     echoes: tuple[Echo, ...]
     tallies: tuple[Tally, ...]
     patterns: tuple[Pattern, ...]
@@ -146,7 +146,7 @@ class Lines:
         for start, end, plan in self._hits(data):
             if self._wary:
                 self._between(data, cursor, start)
-            self._line(data[start:end], plan)
+            self._line(data, start, end, plan)
             cursor = end + 1
         self._between(data, cursor, len(data))
         self._settle()
@@ -225,13 +225,13 @@ class Lines:
         while cursor < stop and self._wary:
             end = data.find(b"\n", cursor)
             end = len(data) if end < 0 else end
-            self._line(data[cursor:end], self._plans.get(0) or self._plan(0))
+            self._line(data, cursor, end, self._plans.get(0) or self._plan(0))
             cursor = end + 1
 
     # reading a line
 
-    def _line(self, line: bytes, plan: _Plan) -> None:
-        record = plan.peel(line)
+    def _line(self, data: bytes, start: int, end: int, plan: _Plan) -> None:
+        record = plan.peel(data, start, end)
         if self._echo is not None and self._echoing(self._echo, record):
             return
         if record.shaped:
@@ -249,6 +249,8 @@ class Lines:
             if match is not None:
                 understood = True
                 tally.told.append(match[tally.group])
+                if tally.gauges:
+                    tally.keep(match, record.ranks or self._ranks_of(record.process))
         if plan.patterns or plan.fields or plan.errors or self._errors.following:
             for pattern in plan.patterns:
                 understood |= self._pattern(pattern, record)
@@ -309,13 +311,24 @@ class Lines:
         chained = pattern.spoils or pattern.name in self._spoilt
         if not (chained and self._spoils(pattern, rank_of(match, ranks))):
             for signal in pattern.signals:
-                value = _value(signal, match, elapsed)
-                if value is not None:
-                    weight = number(_text(signal.weight, match) or "1", "") if signal.weight else 1.0
-                    self._effects.apply(signal, value, weight, match, ranks=ranks, fact=pattern.startup)
+                self._signal(signal, match, elapsed, ranks, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
         return True
+
+    def _signal(
+        self,
+        signal: Signal,
+        match: re.Match[str],
+        elapsed: float | None,
+        ranks: Mapping[str, str],
+        *,
+        fact: bool = False,
+    ) -> None:
+        value = _value(signal, match, elapsed)
+        if value is not None:
+            weight = number(_text(signal.weight, match) or "1", "") if signal.weight else 1.0
+            self._effects.apply(signal, value, weight, match, ranks=ranks, fact=fact)
 
     def _match(self, pattern: Pattern, text: str) -> re.Match[str] | None:
         """Bounded where a regex is not ours, or a line is longer than any that ours were tried on."""
@@ -408,13 +421,17 @@ class Lines:
         """Let what was gathered count, before a later line changes the phase or the identity of the engine."""
         for tally in self._tallies:
             if tally.told:
-                told = tally.empty()
+                told, last = tally.empty()
                 if not self._history:
-                    self._effects.apply_all(tally.signals, told)
+                    self._effects.apply_all(tally.added, told)
+                    for match, ranks in last:
+                        for signal in tally.gauges:
+                            self._signal(signal, match, None, ranks)
                     self._count(catalog.LOG_MATCHED, (self.source, tally.pattern.name), len(told))
 
     def _error(self, kind: str) -> None:
-        self._settle()
+        if kind == "engine_dead":  # which ends a phase
+            self._settle()
         self._store.count(catalog.ERRORS, (kind,), origin="log")
 
     def _count(self, family: Family, labels: Labels, count: int = 1) -> None:

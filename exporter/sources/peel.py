@@ -21,8 +21,7 @@ _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1
 _PROCESS = re.compile(r"\(((?:[A-Za-z][\w.:\-]*(?: [\w=]+)?? )?pid=\d+)(?:, ip=[^)\s]+)?\) ?|\[(rank\d+)\]: ")
 _TIMES = (  # a shape, and what is put before the text: of a leap year, so that 29 February can be read
     ("", ""),
-    ("%m-%d %H:%M:%S", "2000-"),
-    ("%m-%d %H:%M:%S.%f", "2000-"),
+    ("", "2000-"),
     ("%m%d %H:%M:%S.%f", "2000-"),
     ("%m-%d %H:%M:%S", "2000-01-01 "),
     ("%m-%d %H:%M:%S.%f", "2000-01-01 "),
@@ -192,21 +191,29 @@ class Peeler:
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
-        self._start = b""
+        self._start = b"\n"  # no line begins so
+        self._length = 0
         self._record = Record("")
 
-    def peel(self, line: bytes) -> Record:
-        """`peel`; the record is valid until the next line."""
-        if self._start and line.startswith(self._start) and b"\r" not in line:
+    def peel(self, data: bytes, begin: int, end: int) -> Record:
+        """`peel` of what stands from *begin* to *end*; the record is valid until the next line."""
+        if data.startswith(self._start, begin) and data.find(b"\r", begin, end) < 0:
             record = self._record
-            record.text = line[len(self._start) :].decode("utf-8", "replace")
+            record.text = data[begin + self._length : end].decode("utf-8", "replace")
             return record
-        record = peel(line, self._shapes)
-        if self._shapes and self._shapes[0].closed and record.shaped and record.fields is None and line.isascii():
-            start = line[: len(line) - len(record.text)]
-            whole = self._shapes[0].record(_process(start.decode())[1], "")
-            if start.endswith(b"] ") and whole is not None and not whole.text:
-                self._start, self._record = start, record
+        line = data[begin:end]
+        return self._learn(line) or peel(line, self._shapes)
+
+    def _learn(self, line: bytes) -> Record | None:
+        """The record of *line*, if it is of the first shape; its start is remembered if nothing could go on behind."""
+        if not (self._shapes and self._shapes[0].closed and line.isascii()) or b"\r" in line:
+            return None
+        process, text = _process(line.decode())
+        record = self._shapes[0].record(text, process) if text[:1] != "{" else None
+        if record is not None:
+            length = len(line) - len(record.text)
+            if line.endswith(b"] ", 0, length):
+                self._start, self._length, self._record = line[:length], length, record
         return record
 
 
@@ -226,7 +233,7 @@ def seconds_of(time: str) -> float | None:
         try:
             if shape:
                 return datetime.strptime(day + text, "%Y-" + shape).timestamp()
-            return datetime.fromisoformat(text).timestamp()
+            return datetime.fromisoformat(day + text).timestamp()
         except ValueError:
             continue
     return None

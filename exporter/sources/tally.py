@@ -1,35 +1,53 @@
-"""Lines that only tell numbers: a match gathers the text, and many are added up at once."""
+"""Lines that only tell numbers: what they tell is gathered, and added up or replaced for many lines at once."""
 
-from exporter.engines.profile import Pattern, Signal, is_number
+import re
+from collections.abc import Mapping
+
+from exporter.engines.profile import GROUP, Pattern, Signal, is_number
 
 
 class Tally:
-    """A pattern of which nothing counts but values that go into histograms and counters with fixed labels."""
+    """A pattern that tells no more than values for histograms and counters with fixed labels, and gauges.
+
+    Of a gauge the last line counts.
+    """
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.match = pattern.regex.match
-        self.signals = tuple((s, None if is_number(s.value or "1") else s.value) for s in pattern.signals)
+        self.added = tuple(s for s in pattern.signals if s.family.kind != "gauge")
+        self.gauges = tuple(s for s in pattern.signals if s.family.kind == "gauge")
+        self.group = next(iter(_groups(self.added)), 0)
         self.told: list[str | None] = []
         """The text of the group, line by line."""
-        groups = {group for _, group in self.signals if group}
-        self.group = groups.pop() if groups else 0
+        self._last: dict[tuple[str | None, ...], tuple[re.Match[str], Mapping[str, str]]] = {}
+        named = {"rank", *(name for s in self.gauges for label in s.labels.values() for name in GROUP.findall(label))}
+        self._named = sorted(named & set(pattern.regex.groupindex))
 
     @staticmethod
     def fits(pattern: Pattern) -> bool:
-        """Whether *pattern* does no more than that, with one number in a line."""
+        """Whether *pattern* does no more than that."""
         if pattern.startup or pattern.phase or pattern.info or pattern.begin or pattern.end or pattern.spoils:
             return False
-        values = {s.value for s in pattern.signals if not is_number(s.value or "1")}
-        return len(values) <= 1 and "elapsed" not in values and all(map(_adds, pattern.signals))
+        added = tuple(s for s in pattern.signals if s.family.kind != "gauge")
+        return len(_groups(added)) <= 1 and all(map(_plain, added))
 
-    def empty(self) -> list[str | None]:
-        """What was gathered, oldest first."""
-        told, self.told = self.told, []
-        return told
+    def keep(self, match: re.Match[str], ranks: Mapping[str, str]) -> None:
+        """The gauges of a line, until the next one of the same rank."""
+        self._last[*(match[name] for name in self._named), *ranks.values()] = match, ranks
+
+    def empty(self) -> tuple[list[str | None], list[tuple[re.Match[str], Mapping[str, str]]]]:
+        """What was gathered, oldest first: the text of each line, and the last lines with gauges."""
+        told, last = self.told, [*self._last.values()]
+        self.told = []
+        self._last.clear()
+        return told, last
 
 
-def _adds(signal: Signal) -> bool:
-    plain = not (signal.times or signal.over or signal.weight or signal.total)
+def _groups(signals: tuple[Signal, ...]) -> set[str]:
+    return {s.value for s in signals if not is_number(s.value or "1")}
+
+
+def _plain(signal: Signal) -> bool:
     fixed = "rank" not in signal.family.labels and not any("$" in value for value in signal.labels.values())
-    return plain and fixed and signal.family.kind != "gauge"
+    return fixed and not (signal.times or signal.over or signal.weight or signal.total or signal.value == "elapsed")

@@ -144,7 +144,7 @@ class Lines:
         self._now = self._clock()
         cursor = 0
         for start, end, plan in self._hits(data):
-            if self._wary:
+            if cursor < start and self._wary:
                 self._between(data, cursor, start)
             self._line(data, start, end, plan)
             cursor = end + 1

@@ -147,6 +147,11 @@ class Shape:
         self._groups = tuple(name for name in ("level", "time", "place", "process") if name in regex.groupindex)
         self._ranks = tuple(name for name in RANK_PARTS if name in regex.groupindex)
 
+    def time_in(self, text: str) -> tuple[int, int]:
+        """From where to where in *text*, which is of this shape, the time stands; 0 and 0 if it tells none."""
+        match = self._match(text)
+        return match.span("time") if match and "time" in self._groups and match["time"] else (0, 0)
+
     def record(self, text: str, process: str) -> Record | None:
         """*text* as a record of this shape."""
         match = self._match(text)
@@ -187,20 +192,26 @@ def peel(line: bytes, shapes: Sequence[Shape]) -> Record:
 
 
 class Peeler:
-    """Peels lines of one kind, of which many begin alike: a start that the last one had is not read again."""
+    """Peels lines of one kind, of which many begin alike: a start is not read again if only its time differs."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
-        self._start = b"\n"  # no line begins so
-        self._length = 0
         self._record = Record("")
+        self._head, self._time, self._tail = b"\n", b"", b""  # no line begins so
+        self._at = self._end = 0  # of the time and of the start: where they end
+        self._timely = re.compile(b"").fullmatch
 
     def peel(self, data: bytes, begin: int, end: int) -> Record:
         """`peel` of what stands from *begin* to *end*; the record is valid until the next line."""
-        if data.startswith(self._start, begin) and data.find(b"\r", begin, end) < 0:
-            record = self._record
-            record.text = data[begin + self._length : end].decode("utf-8", "replace")
-            return record
+        at = begin + self._at
+        if data.startswith(self._head, begin) and data.startswith(self._tail, at) and data.find(b"\r", begin, end) < 0:
+            time = data[at - len(self._time) : at]
+            if time == self._time or self._timely(time):
+                record = self._record
+                if time != self._time:
+                    self._time, record.time = time, time.decode()
+                record.text = data[begin + self._end : end].decode("utf-8", "replace")
+                return record
         line = data[begin:end]
         return self._learn(line) or peel(line, self._shapes)
 
@@ -211,9 +222,12 @@ class Peeler:
         process, text = _process(line.decode())
         record = self._shapes[0].record(text, process) if text[:1] != "{" else None
         if record is not None:
-            length = len(line) - len(record.text)
-            if line.endswith(b"] ", 0, length):
-                self._start, self._length, self._record = line[:length], length, record
+            end = len(line) - len(record.text)
+            if line.endswith(b"] ", 0, end):
+                begin, at = (len(line) - len(text) + n for n in self._shapes[0].time_in(text))
+                self._record, self._at, self._end = record, at, end
+                self._head, self._time, self._tail = line[:begin], line[begin:at], line[at:end]
+                self._timely = re.compile(re.sub(rb"\d", rb"\\d", re.escape(self._time))).fullmatch
         return record
 
 
@@ -240,8 +254,11 @@ def seconds_of(time: str) -> float | None:
 
 
 def _closed(pattern: str) -> bool:
-    """Whether a match ends behind the bracket and the space at its end, whatever follows: nothing in it passes one."""
-    if not pattern.endswith((r"\] ", r"\] ?")) or "(?=" in pattern or "(?!" in pattern:
+    """Whether a match ends behind the bracket and the space at its end, whatever follows: nothing in it passes one.
+
+    And whether any digits could stand where some do.
+    """
+    if not pattern.endswith((r"\] ", r"\] ?")) or re.search(r"\(\?<?[=!]|\d(?![\d,]*\})", pattern):
         return False
     parts = (part for part in _PARTS.findall(pattern) if part[0] in "[.\\" and part != r"\]")
     return not any(re.match(part, "]") for part in parts)

@@ -23,7 +23,7 @@ from exporter.sources.effects import Effects, rank_of
 from exporter.sources.errors import Errors
 from exporter.sources.fields import Fields, number
 from exporter.sources.pairs import Orphan, Pairs
-from exporter.sources.peel import ERROR, NO_RANKS, Peeler, Record, Shape, Unwrapper, seconds_of
+from exporter.sources.peel import ERROR, MARKS, NO_RANKS, Peeler, Record, Shape, Unwrapper, seconds_of
 from exporter.sources.tally import Tally
 from exporter.store import Store
 
@@ -133,18 +133,21 @@ class Lines:
             self._add(Fields(fields), fields)
             self._store.set_total(catalog.LOG_MATCHED, (self.source, "fields"), self._matched("fields"))
         self._add(None, self._errors.gates)
+        for mark in MARKS:
+            self._literals.setdefault(mark, [])
+        self._marks = {n for n, literal in enumerate(self._literals) if literal in MARKS}
         self._search = BytesAhoCorasick(list(self._literals)).find_matches_as_indexes
         self._plans: dict[int, _Plan] = {}
         self._peelers = [Peeler(self._shapes) for _ in (*self._literals, None)]
 
     def feed(self, data: bytes, *, history: bool) -> None:
         """*data* are whole lines, oldest first. Of *history* only facts about the engine are taken."""
-        data = self._unwrapper.feed(data)
+        data, found = self._read(data)
         self._history = history
         self._now = self._clock()
         cursor = 0
-        for start, end, plan in self._hits(data):
-            if cursor < start and self._wary:
+        for start, end, plan in self._hits(data, found):
+            if cursor < start and (self._echo is not None or self._errors.following or self._always):
                 self._between(data, cursor, start)
             self._line(data, start, end, plan)
             cursor = end + 1
@@ -184,10 +187,19 @@ class Lines:
         if not literals:
             self._always.append(rule)
 
-    def _hits(self, data: bytes) -> Iterator[tuple[int, int, _Plan]]:
+    def _read(self, data: bytes) -> tuple[bytes, list[tuple[int, int, int]]]:
+        """*data* without what a container runtime put around it, and where which literals are in it."""
+        if self._unwrapper.wrapped:
+            data = self._unwrapper.feed(data)
+            return data, self._search(data, overlapping=True)
+        found = self._search(data, overlapping=True)
+        bare = self._unwrapper.feed(data, marked=not self._marks.isdisjoint(literal for literal, _, _ in found))
+        return bare, found if bare is data else self._search(bare, overlapping=True)
+
+    def _hits(self, data: bytes, found: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, _Plan]]:
         """Where lines begin and end that hold a literal, with what the literals lead to; in their order."""
         held, start, end = 0, 0, -1
-        for literal, at, _ in self._search(data, overlapping=True):
+        for literal, at, _ in found:
             if at > end:
                 if held:
                     yield start, end, self._plans.get(held) or self._plan(held)
@@ -234,9 +246,9 @@ class Lines:
         record = plan.peel(data, start, end)
         if self._echo is not None and self._echoing(self._echo, record):
             return
-        if record.shaped:
+        if record.shaped and record.process not in self._processes:
             self._shaped = True
-            if record.process not in self._processes and len(self._processes) < _MAX_PROCESSES:
+            if len(self._processes) < _MAX_PROCESSES:
                 self._processes.add(record.process)
         text = record.text
         for echo in plan.echoes:

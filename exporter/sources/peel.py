@@ -13,6 +13,9 @@ from exporter.engines.profile import RANK_PARTS
 
 _CRI = re.compile(rb"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
 _CRI_STREAMS = (b" stdout F", b" stderr F", b" stdout P", b" stderr P")
+_DOCKER_STREAM = b'","stream":"std'
+MARKS = (*_CRI_STREAMS, _DOCKER_STREAM)
+"""One of them is in every line of a container runtime."""
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
 _DOCKER = re.compile(rb'(?m)^\{"log":"(?:[^"\\]|\\.)*+","stream":"std(?:out|err)"')
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
@@ -87,9 +90,14 @@ class Unwrapper:
         self._runtime: Callable[[bytes], bytes] | None = None
         self._parts: dict[bytes | str, bytes] = {}
 
-    def feed(self, data: bytes) -> bytes:
-        """Whole lines in, whole lines out."""
-        if self._runtime is None:
+    @property
+    def wrapped(self) -> bool:
+        """Whether the file is in a container runtime's format."""
+        return self._runtime is not None
+
+    def feed(self, data: bytes, *, marked: bool = True) -> bytes:
+        """Whole lines in, whole lines out. *marked* is False if *data* is known to hold none of MARKS."""
+        if self._runtime is None and marked:
             self._runtime = self._find(data)
         if self._runtime is not None:
             data = self._runtime(data)
@@ -98,11 +106,9 @@ class Unwrapper:
         return data
 
     def _find(self, data: bytes) -> Callable[[bytes], bytes] | None:
-        if b"std" not in data:
-            return None
         if any(stream in data for stream in _CRI_STREAMS) and _CRI.search(data):
             return self._cri
-        return self._docker if b'","stream":"std' in data and _DOCKER.search(data) else None
+        return self._docker if _DOCKER_STREAM in data and _DOCKER.search(data) else None
 
     def _cri(self, data: bytes) -> bytes:
         if not self._parts and b" P " not in data:

@@ -19,7 +19,10 @@ CUDA memory ERROR error: timeout Traceback queue_wait_ms=12 connection reset
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Shares of a log's records. What is left tells nothing: access lines, and requests with the client's words."""
+    """Shares of a log's records.
+
+    What is left tells nothing: two thirds are access lines, a tenth repeats a prompt in which errors are spoken of.
+    """
 
     name: str
     told: float
@@ -80,13 +83,13 @@ def _telling(rng: random.Random, n: int, at: str, held: Counter[str]) -> str:
 
 def _silent(rng: random.Random, n: int, at: str) -> str:
     pick = rng.random()
-    if pick < 0.40:
+    if pick < 0.50:
         return f'INFO:     10.244.3.{n % 250}:{40000 + n % 20000} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
-    if pick < 0.55:
+    if pick < 0.65:
         return (
             f'INFO:     10.244.0.1:{40000 + n % 20000} - "GET {rng.choice(("/metrics", "/health"))} HTTP/1.1" 200 OK\n'
         )
-    if pick < 0.75:
+    if pick < 0.90:
         return f"(APIServer pid=914) INFO {at} [async_llm.py:420] Added request cmpl-{n:032x}.\n"
     words = " ".join(rng.choices(_PROMPT.split(), k=rng.randrange(4, 60)))
     return (

@@ -203,23 +203,32 @@ class Peeler:
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
         self._record = Record("")
-        self._head, self._time, self._tail = b"\n", b"", b""  # no line begins so
-        self._at = self._end = 0  # of the time and of the start: where they end
+        self._start = self._head = b"\0\n"  # no line begins so
+        self._tail = b""
+        self._begin = self._at = self._end = 0  # of the time, where it begins and ends, and of the start
         self._timely = re.compile(b"").fullmatch
 
     def peel(self, data: bytes, begin: int, end: int) -> Record:
         """`peel` of what stands from *begin* to *end*; the record is valid until the next line."""
-        at = begin + self._at
-        if data.startswith(self._head, begin) and data.startswith(self._tail, at) and data.find(b"\r", begin, end) < 0:
-            time = data[at - len(self._time) : at]
-            if time == self._time or self._timely(time):
+        if data.startswith(self._start, begin) or self._again(data, begin):
+            text = data[begin + self._end : end].decode("utf-8", "replace")
+            if "\r" not in text:
                 record = self._record
-                if time != self._time:
-                    self._time, record.time = time, time.decode()
-                record.text = data[begin + self._end : end].decode("utf-8", "replace")
+                record.text = text
                 return record
         line = data[begin:end]
         return self._learn(line) or peel(line, self._shapes)
+
+    def _again(self, data: bytes, begin: int) -> bool:
+        """Whether the start is the same at another time, which is then taken."""
+        at = begin + self._at
+        if not (data.startswith(self._head, begin) and data.startswith(self._tail, at)):
+            return False
+        time = data[begin + self._begin : at]
+        if self._timely(time) is None:
+            return False
+        self._start, self._record.time = self._head + time + self._tail, time.decode()
+        return True
 
     def _learn(self, line: bytes) -> Record | None:
         """The record of *line*, if it is of the first shape; its start is remembered if nothing could go on behind."""
@@ -231,9 +240,9 @@ class Peeler:
             end = len(line) - len(record.text)
             if line.endswith(b"] ", 0, end):
                 begin, at = (len(line) - len(text) + n for n in self._shapes[0].time_in(text))
-                self._record, self._at, self._end = record, at, end
-                self._head, self._time, self._tail = line[:begin], line[begin:at], line[at:end]
-                self._timely = re.compile(re.sub(rb"\d", rb"\\d", re.escape(self._time))).fullmatch
+                self._record, self._begin, self._at, self._end = record, begin, at, end
+                self._start, self._head, self._tail = line[:end], line[:begin], line[at:end]
+                self._timely = re.compile(re.sub(rb"\d", rb"\\d", re.escape(line[begin:at]))).fullmatch
         return record
 
 

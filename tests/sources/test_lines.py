@@ -315,6 +315,14 @@ def test_it_does_not_matter_where_what_is_gathered_is_cut(lines: list[str], cuts
         assert counters[0][family] == counters[1][family]
 
 
+def test_what_was_gathered_before_an_engine_died_does_not_revive_it() -> None:
+    death = "(EngineCore pid=956) ERROR 11-30 07:26:46 [core.py:9] EngineCore encountered a fatal error.\n"
+    steps = 30 * (VLLM[0] + "\n")
+    after = "(EngineCore pid=956) ERROR 11-30 07:26:47 [core.py:9] Dumping scheduler stats\n"
+    assert Reader("vllm").feed(steps + death + after).lifecycle.phase == "dead"
+    assert Reader("vllm").feed(death + after + steps).lifecycle.phase == "serving"
+
+
 def test_steps_that_are_gathered_count_as_one_by_one() -> None:
     """Of 0.0 ms, too: it is at or below the first bound."""
     reader = Reader("vllm").feed("\n".join(VLLM[:6]))

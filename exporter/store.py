@@ -154,12 +154,16 @@ class Store:
 
     def count_all(self, family: Family, labels: Labels, amounts: Sequence[float], *, origin: Origin) -> None:
         """`count` for each of *amounts*."""
-        total = sum(amounts)
-        if self.claims.owes(_signal(family, labels), origin):
+        signal = _signal(family, labels)
+        if self.claims.owes(signal, origin) or family in (catalog.ERRORS, catalog.TOKENS):
             for amount in amounts:
                 self.count(family, labels, amount, origin=origin)
-        else:
-            self.count(family, labels, total, origin=origin)
+        elif self.claims.admits(signal, origin, EXACT_COUNTS, sum(amounts)):
+            series, labels = self.counters[family], self._label_set(family, labels, origin)
+            total = series.get(labels, 0.0)
+            for amount in amounts:  # one by one, so that it does not matter to the last digit how many come at once
+                total += amount
+            series[labels] = total
 
     def observe_all(self, family: Family, labels: Labels, values: Sequence[float], *, origin: Origin) -> None:
         """`observe` for each of *values*, made just now."""

@@ -121,6 +121,7 @@ class Lines:
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
         self._tallies: list[Tally] = []
+        self._last: dict[tuple[object, ...], tuple[Tally, re.Match[str], Mapping[str, str]]] = {}
         for echo in log.echoes:
             self._add(echo, literals_of(echo.regex))
         for pattern in log.patterns:
@@ -262,7 +263,10 @@ class Lines:
                 understood = True
                 tally.told.append(match[tally.group])
                 if tally.gauges:
-                    tally.keep(match, record.ranks or self._ranks_of(record.process))
+                    ranks = record.ranks or self._ranks_of(record.process)
+                    rank = tally.rank(match, ranks)
+                    self._last.pop(rank, None)  # so that the order is that of the lines
+                    self._last[rank] = tally, match, ranks
         if plan.patterns or plan.fields or plan.errors or self._errors.following:
             for pattern in plan.patterns:
                 understood |= self._pattern(pattern, record)
@@ -312,7 +316,7 @@ class Lines:
             return True
         if pattern.phase == "stopping" and not record.shaped and self._shaped:
             return False  # whoever writes a line of their own into the log must not silence it
-        if pattern.phase or pattern.info:
+        if pattern.phase or pattern.info or any(signal.family.kind == "gauge" for signal in pattern.signals):
             self._settle()
         if pattern.phase:
             self._enter(pattern.phase)
@@ -388,6 +392,8 @@ class Lines:
         if self._history:
             return True
         found = list(fields.find(record))
+        if found:
+            self._settle()
         if found and record.level != ERROR:  # a request that failed says nothing of how long one takes
             self._lifecycle.engine = self._lifecycle.engine or self._profile.engine
             for signal, value in found:
@@ -430,16 +436,17 @@ class Lines:
         return tally
 
     def _settle(self) -> None:
-        """Let what was gathered count, before a later line changes the phase or the identity of the engine."""
+        """Let what was gathered count, before a later line tells a phase, an identity or a gauge."""
         for tally in self._tallies:
             if tally.told:
-                told, last = tally.empty()
+                told = tally.empty()
                 if not self._history:
                     self._effects.apply_all(tally.added, told)
-                    for match, ranks in last:
-                        for signal in tally.gauges:
-                            self._signal(signal, match, None, ranks)
                     self._count(catalog.LOG_MATCHED, (self.source, tally.pattern.name), len(told))
+        for tally, match, ranks in self._last.values() if not self._history else ():
+            for signal in tally.gauges:
+                self._signal(signal, match, None, ranks)
+        self._last.clear()
 
     def _error(self, kind: str) -> None:
         if kind == "engine_dead":  # which ends a phase

@@ -7,10 +7,7 @@ from exporter.engines.profile import GROUP, Pattern, Signal, is_number
 
 
 class Tally:
-    """A pattern that tells no more than values for histograms and counters with fixed labels, and gauges.
-
-    Of a gauge the last line counts.
-    """
+    """A pattern that tells no more than values for histograms and counters with fixed labels, and gauges."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -20,7 +17,6 @@ class Tally:
         self.group = next(iter(_groups(self.added)), 0)
         self.told: list[str | None] = []
         """The text of the group, line by line."""
-        self._last: dict[tuple[str | None, ...], tuple[re.Match[str], Mapping[str, str]]] = {}
         named = {"rank", *(name for s in self.gauges for label in s.labels.values() for name in GROUP.findall(label))}
         self._named = sorted(named & set(pattern.regex.groupindex))
 
@@ -32,16 +28,14 @@ class Tally:
         added = tuple(s for s in pattern.signals if s.family.kind != "gauge")
         return len(_groups(added)) <= 1 and all(map(_plain, added))
 
-    def keep(self, match: re.Match[str], ranks: Mapping[str, str]) -> None:
-        """The gauges of a line, until the next one of the same rank."""
-        self._last[*(match[name] for name in self._named), *ranks.values()] = match, ranks
+    def rank(self, match: re.Match[str], ranks: Mapping[str, str]) -> tuple[object, ...]:
+        """Whose gauges a line tells: those of a later line with the same replace them."""
+        return (self, *(match[name] for name in self._named), *ranks.values())
 
-    def empty(self) -> tuple[list[str | None], list[tuple[re.Match[str], Mapping[str, str]]]]:
-        """What was gathered, oldest first: the text of each line, and the last lines with gauges."""
-        told, last = self.told, [*self._last.values()]
-        self.told = []
-        self._last.clear()
-        return told, last
+    def empty(self) -> list[str | None]:
+        """What was gathered, oldest first."""
+        told, self.told = self.told, []
+        return told
 
 
 def _groups(signals: tuple[Signal, ...]) -> set[str]:

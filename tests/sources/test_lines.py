@@ -284,6 +284,8 @@ VLLM = [
     STATS.format(41, 0, 8),
     STATS.format(42, 1, 7),
     STATS.format(43, 0, 6),
+    "(APIServer pid=914) INFO 11-30 07:26:43 [loggers.py:335] 2 Engines Aggregated: Avg prompt throughput: 4.3 tokens/s, "
+    "Avg generation throughput: 6.4 tokens/s, Running: 9 reqs, Waiting: 7 reqs, GPU KV cache usage: 50.0%",
     "(APIServer pid=914) INFO 11-30 07:26:44 [async_llm.py:700] Request cmpl-9f2 aborted.",
     "(APIServer pid=914) INFO 11-30 07:26:44 [logger.py:39] Received request r1: prompt: 'all in one line', "
     "params: None, lora_request: None.",

@@ -70,7 +70,7 @@ def versus(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--megabytes", type=int, default=50, help="of each log that is read whole")
+    parser.add_argument("--megabytes", type=int, default=30, help="of each log that is read whole")
     parser.add_argument("--backlog", type=int, default=200, help="megabytes that are there at once")
     parser.add_argument("--seconds", type=float, default=15, help="for which a growing log is followed")
     arguments = parser.parse_args()

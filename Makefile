@@ -35,7 +35,8 @@ bench-engine: $(INSTALLED)
 	$(BIN)/python tests/bench/beside_vllm.py $(ARGS)
 
 bench: $(INSTALLED)
-	$(BIN)/python tests/bench/run.py
+	@./.ci/packages mtail=mtail
+	$(BIN)/python tests/bench/run.py $(ARGS)
 
 bench-accuracy: $(INSTALLED)
 	$(BIN)/python tests/bench/accuracy.py $(ARGS)

@@ -84,6 +84,11 @@ class Claims:
             self._claims[signal] = _Claim(origin)
         return False
 
+    def owes(self, signal: Hashable, origin: Origin) -> bool:
+        """Whether it is not plain that *origin* has the word: its events are then to be admitted one by one."""
+        claim = self._claims.get(signal)
+        return claim is None or claim.owner != origin or claim.owed > 0
+
     def reset(self) -> None:
         """Forget every owner: the engine was started anew, perhaps with other flags."""
         self._claims.clear()

@@ -69,7 +69,7 @@ class Lifecycle:
             self.lives += 1  # it goes on, so it was started: a start line need not be there
         self.phase = phase
 
-    def worked(self, *, finished: bool = True) -> None:
+    def worked(self, times: int = 1, *, finished: bool = True) -> None:
         """A request or a step was seen: whatever was missed, the engine serves.
 
         An engine without a page that was said to be dead lives after some finished work: more than what was under
@@ -78,7 +78,7 @@ class Lifecycle:
         if self.phase in ("starting", "loading", "warming"):
             self.phase = "serving"
         elif self.phase == "dead" and finished and not self._has_page:
-            self._revived += 1
+            self._revived += times
             if self._revived >= _ALIVE_AFTER:
                 self._revive()
 

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 
 from exporter import catalog
@@ -30,6 +30,14 @@ class Buckets:
         """Add *count* observations of *value*; a value equal to a bound is at or below it."""
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Add one observation of each of *values*."""
+        bounds, counts, total = self.bounds, self._counts, self.sum
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            total += value
+        self.sum = total
 
     def counts(self) -> tuple[int, ...]:
         """Count in each bucket, that above all bounds last."""
@@ -143,6 +151,27 @@ class Store:
             self._histogram(family, labels).observe(value, count)
             if family is catalog.LATENCY and self._levels is not None and ago is not None:
                 self._levels.finished(labels[0], value, count, ago=ago)
+
+    def count_all(self, family: Family, labels: Labels, amounts: Sequence[float], *, origin: Origin) -> None:
+        """`count` for each of *amounts*."""
+        signal = _signal(family, labels)
+        if self.claims.owes(signal, origin) or family in (catalog.ERRORS, catalog.TOKENS):
+            for amount in amounts:
+                self.count(family, labels, amount, origin=origin)
+        elif self.claims.admits(signal, origin, EXACT_COUNTS, sum(amounts)):
+            series, labels = self.counters[family], self._label_set(family, labels, origin)
+            total = series.get(labels, 0.0)
+            for amount in amounts:  # one by one, so that it does not matter to the last digit how many come at once
+                total += amount
+            series[labels] = total
+
+    def observe_all(self, family: Family, labels: Labels, values: Sequence[float], *, origin: Origin) -> None:
+        """`observe` for each of *values*, made just now."""
+        if self.claims.owes(_signal(family, labels), origin) or family is catalog.LATENCY:
+            for value in values:
+                self.observe(family, labels, value, origin=origin)
+        elif self.claims.admits(_signal(family, labels), origin, EXACT_VALUES, len(values)):
+            self._histogram(family, self._label_set(family, labels, origin)).observe_all(values)
 
     def expect(self, family: Family, labels: Labels, *, origin: Origin) -> bool:
         """Let a counter or histogram exist at 0: *origin* can tell it, though nothing has happened yet.

@@ -133,7 +133,7 @@ class Pattern:
         groups = self.regex.groupindex
         named = [self.begin, self.end, *self.info.values()]
         given = (v for s in self.signals for v in (s.value, s.times, s.over, s.weight))
-        named += [v for v in given if not _is_number(v) and v != "elapsed"]
+        named += [v for v in given if not is_number(v) and v != "elapsed"]
         labels = [name for s in self.signals for v in s.labels.values() for name in GROUP.findall(v)]
         for name in (*named, *(name for name in labels if name not in RANK_PARTS)):
             if name and name not in groups:
@@ -443,7 +443,8 @@ def of_log(data: bytes) -> str:
     return ""
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether *text* stands for itself, and is not the name of a group."""
     try:
         float(text)
     except ValueError:

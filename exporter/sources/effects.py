@@ -1,13 +1,14 @@
 """What a matched line says, put where it belongs: into the store, among the facts, or among the gauges."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from exporter.catalog import Family
-from exporter.engines.profile import GROUP, Signal
+from exporter.engines.profile import GROUP, UNITS, Signal, is_number
 from exporter.lifecycle import LABEL, Lifecycle
 from exporter.signals import Labels, Origin, Sample
+from exporter.sources.fields import number
 from exporter.sources.peel import NO_RANKS
 from exporter.store import Store
 
@@ -101,6 +102,32 @@ class Effects:
             elif _has_room(self._gauges, (family, labels)):
                 self._gauges[family, labels] = (value, self._clock())
 
+    def apply_all(self, signals: Iterable[Signal], told: Sequence[str | None]) -> None:
+        """The same for many lines at once: each of *told* is the value of all *signals* that have none of their own.
+
+        The labels of *signals* are fixed, and none is a gauge.
+        """
+        values: dict[str, list[float]] = {}
+        for signal in signals:
+            family = signal.family
+            labels = self._labels(signal, None, NO_RANKS)
+            if is_number(signal.value or "1"):
+                known = [float(signal.value or "1") * UNITS[signal.unit]] * len(told)
+            else:
+                known = values.get(signal.unit) or values.setdefault(signal.unit, _numbers(told, signal.unit))
+            most = _LONGEST if family.kind == "histogram" else _BEYOND
+            good = known if _all_within(known, most) else [value for value in known if 0 <= value < most]
+            if labels is None:
+                self._store.drop(family, len(known))
+            elif good:
+                self._lifecycle.worked(len(good))
+                if family.kind == "histogram":
+                    self._store.observe_all(family, labels, good, origin=self._origin)
+                else:
+                    self._store.count_all(family, labels, good, origin=self._origin)
+            if labels is not None and len(good) < len(known):
+                self._store.drop(family, len(known) - len(good))
+
     def expire(self, seconds: float) -> None:
         """Forget gauges that no line told for so long."""
         oldest = self._clock() - seconds
@@ -148,6 +175,19 @@ class Effects:
         if fixed:
             self._known[signal] = labels
         return labels
+
+
+def _numbers(texts: Sequence[str | None], unit: str) -> list[float]:
+    """*texts* in base units, without those that are no numbers."""
+    scale = UNITS[unit]
+    try:
+        return [float(text) * scale for text in texts if text is not None]
+    except ValueError:
+        return [value for text in texts if text is not None and (value := number(text, unit)) is not None]
+
+
+def _all_within(values: Sequence[float], most: float) -> bool:
+    return not values or (min(values) >= 0 and max(values) < most and sum(values) >= 0)  # a sum with NaN is none
 
 
 def _has_room(known: Mapping[Any, object], key: object) -> bool:

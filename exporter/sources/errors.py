@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from exporter.catalog import ERROR_KINDS
 from exporter.engines.profile import ErrorRules
@@ -20,6 +21,8 @@ _GROUP = re.compile(r" +\| ")  # the margin of a group of exceptions
 _IN_ONE_LINE = re.compile(r"[^'\"]*Traceback \(most recent call last\):\\n")  # escaped by the server, as Triton does
 _QUIET = 0.3  # seconds without a further line after which a complete record is judged
 _QUIET_OPEN = 1.5  # the same while a traceback has not come to its exception
+_REMEMBERED = 64  # messages: a failure is told by eight ranks in the same words
+_SHORT = 500
 _LEAP_YEAR = 366 * 86400.0
 _MAX_LINES = 5000
 _NEXT = 2  # lines to look at after a traceback began, to see whether its lines carry no mark of their own
@@ -72,31 +75,28 @@ class Errors:
         self._context = (*rules.context, *shared.context)
         self._client = (*rules.client, *shared.client)
         self._access = (*rules.access, *shared.access)
+        self._judge = lru_cache(_REMEMBERED)(self._judge_message)
         self._lifecycle = lifecycle
         self._count = count
         self._window = window
         self._blocks: dict[str, _Block] = {}
         self._last = {} if last is None else last
         self._died_in: int | None = None
-        self._attention = 0
+        self.following = 0
+        """So many of the next lines may belong to an error though they hold none of the gates: they are to be given."""
 
     def remember(self, before: "Errors") -> None:
         """Go on where *before* stops, as after a reload: what it counted is not to be counted again."""
         self._blocks, self._died_in = before._blocks, before._died_in
         self._last.update(before._last)
 
-    @property
-    def following(self) -> bool:
-        """Whether the next line may belong to an error though it holds none of the gates: it is then to be given."""
-        return self._attention > 0
-
     def line(self, record: Record, now: float) -> None:
         """One line; *now* is monotonic seconds."""
-        self._attention = max(0, self._attention - 1)
+        self.following = max(0, self.following - 1)
         block = self._blocks.get(record.process)
         if block is not None and self._continues(block, record):
             if block.in_traceback and not record.shaped:
-                self._attention = _AMID
+                self.following = _AMID
             self._add(block, record.text, now)
             return
         interleaved = record.shaped and record.level != ERROR  # another thread's line amid a traceback
@@ -164,22 +164,27 @@ class Errors:
             block.in_traceback = False
         if traceback:
             block.in_traceback = True
-            self._attention = max(self._attention, _NEXT)
+            self.following = max(self.following, _NEXT)
 
     def _classify(self, block: _Block, text: str) -> None:
         """Take the kind that *text* tells, if any."""
+        kind, client = self._judge(text) if len(text) <= _SHORT else self._judge_message(text)
+        if kind:
+            block.kinds.add(kind)
+        if client:
+            block.ignored |= block.lines == 1
+            block.pardoned = True
+        elif kind:
+            block.pardoned = False
+
+    def _judge_message(self, text: str) -> tuple[str | None, bool]:
+        """The kind that *text* tells, and whether it is a client's mistake."""
         forms = [text.removeprefix('"')]  # of msg="..."
         if typed := _TYPED.match(forms[0]):
             forms.append(forms[0][typed.end() :])
         quoted = _QUOTED.match(forms[-1])
         cause = self._kind([forms[-1][quoted.end() :]]) if quoted else None
-        if kind := cause or self._kind(forms):
-            block.kinds.add(kind)
-        if any(_said(regex, forms) for regex in self._client):
-            block.ignored |= block.lines == 1
-            block.pardoned = True
-        elif kind:
-            block.pardoned = False
+        return cause or self._kind(forms), any(_said(regex, forms) for regex in self._client)
 
     def _kind(self, forms: list[str]) -> str | None:
         return next((k.kind for k in self._kinds if _said(k.regex, forms)), None)

@@ -1,12 +1,15 @@
 """From lines to signals, by the rules of a profile.
 
-Works on whole chunks: a literal that no line holds costs one search of the chunk, and only lines that hold one are
-cut out and matched. While an error or an echo is open every line is looked at, for it may belong to it.
+Works on whole chunks: one pass finds all literals of all rules, and only lines that hold one are cut out and matched.
+While an error or an echo is open every line is looked at, for it may belong to it.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ahocorasick_rs import BytesAhoCorasick
 
 from exporter import catalog
 from exporter.catalog import Family
@@ -20,7 +23,8 @@ from exporter.sources.effects import Effects, rank_of
 from exporter.sources.errors import Errors
 from exporter.sources.fields import Fields, number
 from exporter.sources.pairs import Orphan, Pairs
-from exporter.sources.peel import ERROR, NO_RANKS, Record, Shape, Unwrapper, peel, seconds_of
+from exporter.sources.peel import ERROR, MARKS, NO_RANKS, Peeler, Record, Shape, Unwrapper, seconds_of
+from exporter.sources.tally import Tally
 from exporter.store import Store
 
 log = logging.getLogger(__name__)
@@ -31,9 +35,21 @@ _ECHO_SECONDS = 2.0
 _ECHO_END = 500  # characters in which the end of an echo is looked for
 _ECHO_FAILURES = 3  # echoes without an end, one after the other, that show a changed format
 _MAX_PROCESSES = 10_000
+_MAX_PLANS = 1000
 
-_Rule = Pattern | Echo | Fields | None
+_Rule = Echo | Tally | Pattern | Fields | None
 """What a literal leads to; None stands for the errors."""
+
+
+class _Plan(NamedTuple):
+    """What lines that hold the same literals are tried for, in this order."""
+
+    peel: Callable[[bytes, int, int], Record]
+    echoes: tuple[Echo, ...]
+    tallies: tuple[Tally, ...]
+    patterns: tuple[Pattern, ...]
+    fields: tuple[Fields, ...]
+    errors: bool
 
 
 class Lines:
@@ -104,36 +120,40 @@ class Lines:
         self._spoilt = {name for pattern in log.patterns for name in pattern.spoils}
         self._literals: dict[bytes, list[_Rule]] = {}
         self._always: list[_Rule] = []
+        self._tallies: list[Tally] = []
+        self._last: dict[tuple[object, ...], tuple[Tally, re.Match[str], Mapping[str, str]]] = {}
         for echo in log.echoes:
             self._add(echo, literals_of(echo.regex))
-        for pattern in (*log.patterns, *self._patterns):
+        for pattern in log.patterns:
+            self._add(self._tally(pattern) or pattern, pattern.literals)
+        for pattern in self._patterns:
             self._add(pattern, pattern.literals)
+        for pattern in (*log.patterns, *self._patterns):
             self._store.set_total(catalog.LOG_MATCHED, (self.source, pattern.name), self._matched(pattern.name))
         if fields := self._own_fields | {n: s for n, s in log.fields.items() if n not in self._own_fields}:
             self._add(Fields(fields), fields)
             self._store.set_total(catalog.LOG_MATCHED, (self.source, "fields"), self._matched("fields"))
         self._add(None, self._errors.gates)
+        for mark in MARKS:
+            self._literals.setdefault(mark, [])
+        self._marks = {n for n, literal in enumerate(self._literals) if literal in MARKS}
+        self._search = BytesAhoCorasick(list(self._literals)).find_matches_as_indexes
+        self._plans: dict[int, _Plan] = {}
+        self._peelers = [Peeler(self._shapes) for _ in (*self._literals, None)]
 
     def feed(self, data: bytes, *, history: bool) -> None:
         """*data* are whole lines, oldest first. Of *history* only facts about the engine are taken."""
-        data = self._unwrapper.feed(data)
+        data, found = self._read(data)
         self._history = history
         self._now = self._clock()
-        hits = self._hits(data)
-        starts, at, cursor = sorted(hits), 0, 0
-        while True:
-            if not (self._echo or self._errors.following):
-                while at < len(starts) and starts[at] < cursor:
-                    at += 1
-                if at == len(starts):
-                    break
-                cursor = starts[at]
-            if cursor >= len(data):
-                break
-            end = data.find(b"\n", cursor)
-            end = len(data) if end < 0 else end
-            self._line(data[cursor:end], hits.get(cursor, self._always))
+        cursor = 0
+        for start, end, plan in self._hits(data, found):
+            if cursor < start and (self._echo is not None or self._errors.following or self._always):
+                self._between(data, cursor, start)
+            self._line(data, start, end, plan)
             cursor = end + 1
+        self._between(data, cursor, len(data))
+        self._settle()
 
     def flush(self) -> None:
         """Judge errors that no further line completes, and forget gauges and openings that are too old."""
@@ -168,48 +188,94 @@ class Lines:
         if not literals:
             self._always.append(rule)
 
-    def _hits(self, data: bytes) -> dict[int, list[_Rule]]:
-        """Where lines begin that hold a literal, with what the literals lead to."""
-        hits: dict[int, list[_Rule]] = {}
-        if self._always:
-            start = 0
-            while start < len(data):
-                hits[start] = self._always
-                start = data.find(b"\n", start) + 1 or len(data)
-        for literal, rules in self._literals.items():
-            found = data.find(literal)
-            while found >= 0:
-                start = data.rfind(b"\n", 0, found) + 1
-                known = hits.get(start)
-                hits[start] = rules if known is None else known + rules
-                end = data.find(b"\n", found)
-                found = data.find(literal, end) if end >= 0 else -1
-        return hits
+    def _read(self, data: bytes) -> tuple[bytes, list[tuple[int, int, int]]]:
+        """*data* without what a container runtime put around it, and where which literals are in it."""
+        if self._unwrapper.wrapped:
+            data = self._unwrapper.feed(data)
+            return data, self._search(data, overlapping=True)
+        found = self._search(data, overlapping=True)
+        bare = self._unwrapper.feed(data, marked=not self._marks.isdisjoint(literal for literal, _, _ in found))
+        return bare, found if bare is data else self._search(bare, overlapping=True)
+
+    def _hits(self, data: bytes, found: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, _Plan]]:
+        """Where lines begin and end that hold a literal, with what the literals lead to; in their order."""
+        held, start, end = 0, 0, -1
+        for literal, at, _ in found:
+            if at > end:
+                if held:
+                    yield start, end, self._plans.get(held) or self._plan(held)
+                start = data.rfind(b"\n", 0, at) + 1
+                end = data.find(b"\n", at)
+                end = len(data) if end < 0 else end
+                held = 0
+            held |= 1 << literal
+        if held:
+            yield start, end, self._plans.get(held) or self._plan(held)
+
+    def _plan(self, held: int) -> _Plan:
+        """For lines that hold the literals whose bits are set."""
+        rules = [rule for n, rules in enumerate(self._literals.values()) if held >> n & 1 for rule in rules]
+        rules = list(dict.fromkeys((*rules, *self._always)))
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        plan = self._plans[held] = _Plan(
+            self._peelers[(held & -held).bit_length() - 1].peel,  # the same for all whose first literal is the same
+            tuple(rule for rule in rules if isinstance(rule, Echo)),
+            tuple(rule for rule in rules if isinstance(rule, Tally)),
+            tuple(rule for rule in rules if isinstance(rule, Pattern)),
+            tuple(rule for rule in rules if isinstance(rule, Fields)),
+            None in rules,
+        )
+        return plan
+
+    @property
+    def _wary(self) -> bool:
+        """Whether lines without a literal are to be looked at, too."""
+        return self._echo is not None or self._errors.following > 0 or bool(self._always)
+
+    def _between(self, data: bytes, cursor: int, stop: int) -> None:
+        """Lines without a literal, as long as they matter."""
+        while cursor < stop and self._wary:
+            end = data.find(b"\n", cursor)
+            end = len(data) if end < 0 else end
+            self._line(data, cursor, end, self._plans.get(0) or self._plan(0))
+            cursor = end + 1
 
     # reading a line
 
-    def _line(self, line: bytes, rules: list[_Rule]) -> None:
-        record = peel(line, self._shapes)
+    def _line(self, data: bytes, start: int, end: int, plan: _Plan) -> None:
+        record = plan.peel(data, start, end)
         if self._echo is not None and self._echoing(self._echo, record):
             return
-        self._shaped |= record.shaped
-        if record.shaped and record.process not in self._processes and len(self._processes) < _MAX_PROCESSES:
-            self._processes.add(record.process)
-        tried = understood = False
-        for rule in rules if len(rules) == 1 else dict.fromkeys(rules):
-            if isinstance(rule, Echo):
-                if not (rule.spares_errors and record.level == ERROR) and rule.regex.match(record.text):
-                    self._begin_echo(rule, record)
-                    return
-            elif isinstance(rule, Pattern):
-                tried = True
-                understood |= self._pattern(rule, record)
-            elif isinstance(rule, Fields):
-                tried = True
-                understood |= self._fields(rule, record)
-        if not self._history and (None in rules or self._errors.following):
-            self._errors.line(record, self._now)
-        elif tried and not understood and not self._history:
+        if record.shaped and record.process not in self._processes:
+            self._shaped = True
+            if len(self._processes) < _MAX_PROCESSES:
+                self._processes.add(record.process)
+        text = record.text
+        for echo in plan.echoes:
+            if not (echo.spares_errors and record.level == ERROR) and echo.regex.match(text):
+                self._begin_echo(echo, record)
+                return
+        understood = False
+        for tally in plan.tallies:
+            match = tally.match(text) if len(text) <= _LONG_LINE else self._match(tally.pattern, text)
+            if match is not None:
+                understood = True
+                tally.told.append(match[tally.group])
+                if tally.gauges:
+                    ranks = record.ranks or self._ranks_of(record.process)
+                    rank = tally.rank(match, ranks)
+                    self._last.pop(rank, None)  # so that the order is that of the lines
+                    self._last[rank] = tally, match, ranks
+        if plan.patterns or plan.fields or plan.errors or self._errors.following:
+            for pattern in plan.patterns:
+                understood |= self._pattern(pattern, record)
+            for fields in plan.fields:
+                understood |= self._fields(fields, record)
+            if not self._history and (plan.errors or self._errors.following):
+                self._errors.line(record, self._now)
+                return
+        if not understood and not self._history and (plan.tallies or plan.patterns or plan.fields):
             self._count(catalog.LOG_UNPARSED, (self.source,))
 
     def _begin_echo(self, echo: Echo, record: Record) -> None:
@@ -243,17 +309,15 @@ class Lines:
         return True
 
     def _pattern(self, pattern: Pattern, record: Record) -> bool:
-        try:
-            match = self._match(pattern, record.text)
-        except TooSlow:
-            self._given_up(pattern)
-            return False
+        match = self._match(pattern, record.text)
         if match is None:
             return False
         if self._history and not (pattern.startup or pattern.phase):
             return True
         if pattern.phase == "stopping" and not record.shaped and self._shaped:
             return False  # whoever writes a line of their own into the log must not silence it
+        if pattern.phase or pattern.info or any(signal.family.kind == "gauge" for signal in pattern.signals):
+            self._settle()
         if pattern.phase:
             self._enter(pattern.phase)
         for label, group in pattern.info.items():
@@ -263,19 +327,34 @@ class Lines:
         chained = pattern.spoils or pattern.name in self._spoilt
         if not (chained and self._spoils(pattern, rank_of(match, ranks))):
             for signal in pattern.signals:
-                value = _value(signal, match, elapsed)
-                if value is not None:
-                    weight = number(_text(signal.weight, match) or "1", "") if signal.weight else 1.0
-                    self._effects.apply(signal, value, weight, match, ranks=ranks, fact=pattern.startup)
+                self._signal(signal, match, elapsed, ranks, fact=pattern.startup)
         if not self._history:
             self._count(catalog.LOG_MATCHED, (self.source, pattern.name))
         return True
 
+    def _signal(
+        self,
+        signal: Signal,
+        match: re.Match[str],
+        elapsed: float | None,
+        ranks: Mapping[str, str],
+        *,
+        fact: bool = False,
+    ) -> None:
+        value = _value(signal, match, elapsed)
+        if value is not None:
+            weight = number(_text(signal.weight, match) or "1", "") if signal.weight else 1.0
+            self._effects.apply(signal, value, weight, match, ranks=ranks, fact=fact)
+
     def _match(self, pattern: Pattern, text: str) -> re.Match[str] | None:
-        """Bounded where a regex is not ours, or a line is longer than any that ours were tried on. Raises TooSlow."""
-        if len(text) > _LONG_LINE or pattern in self._patterns:
+        """Bounded where a regex is not ours, or a line is longer than any that ours were tried on."""
+        if len(text) <= _LONG_LINE and pattern not in self._patterns:
+            return pattern.regex.match(text)
+        try:
             return self._bounded.match(pattern.regex, text)
-        return pattern.regex.match(text)
+        except TooSlow:
+            self._given_up(pattern)
+            return None
 
     def _given_up(self, pattern: Pattern) -> None:
         if pattern.name not in self._slow:
@@ -313,6 +392,8 @@ class Lines:
         if self._history:
             return True
         found = list(fields.find(record))
+        if found:
+            self._settle()
         if found and record.level != ERROR:  # a request that failed says nothing of how long one takes
             self._lifecycle.engine = self._lifecycle.engine or self._profile.engine
             for signal, value in found:
@@ -346,12 +427,35 @@ class Lines:
 
     # counting
 
+    def _tally(self, pattern: Pattern) -> Tally | None:
+        """What only adds up numbers is gathered; nothing if *pattern* does more."""
+        if pattern.name in self._spoilt or not Tally.fits(pattern):
+            return None
+        tally = Tally(pattern)
+        self._tallies.append(tally)
+        return tally
+
+    def _settle(self) -> None:
+        """Let what was gathered count, before a later line tells a phase, an identity or a gauge."""
+        for tally in self._tallies:
+            if tally.told:
+                told = tally.empty()
+                if not self._history:
+                    self._effects.apply_all(tally.added, told)
+                    self._count(catalog.LOG_MATCHED, (self.source, tally.pattern.name), len(told))
+        for tally, match, ranks in self._last.values() if not self._history else ():
+            for signal in tally.gauges:
+                self._signal(signal, match, None, ranks)
+        self._last.clear()
+
     def _error(self, kind: str) -> None:
+        if kind == "engine_dead":  # which ends a phase
+            self._settle()
         self._store.count(catalog.ERRORS, (kind,), origin="log")
 
-    def _count(self, family: Family, labels: Labels) -> None:
+    def _count(self, family: Family, labels: Labels, count: int = 1) -> None:
         series = self._store.counters[family]
-        series[labels] = series.get(labels, 0.0) + 1
+        series[labels] = series.get(labels, 0.0) + count
 
     def _matched(self, pattern: str) -> float:
         return self._store.counters[catalog.LOG_MATCHED].get((self.source, pattern), 0.0)

@@ -13,6 +13,9 @@ from exporter.engines.profile import RANK_PARTS
 
 _CRI = re.compile(rb"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (stdout|stderr) ([PF])(?: |$)")
 _CRI_STREAMS = (b" stdout F", b" stderr F", b" stdout P", b" stderr P")
+_DOCKER_STREAM = b'","stream":"std'
+MARKS = (*_CRI_STREAMS, _DOCKER_STREAM)
+"""One of them is in every line of a container runtime."""
 _CRI_FULL = re.compile(rb"(?m)^\S+ (?:stdout|stderr) F(?: |$)")
 _DOCKER = re.compile(rb'(?m)^\{"log":"(?:[^"\\]|\\.)*+","stream":"std(?:out|err)"')
 _ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\xc2\x9b[0-?]*[ -/]*[@-~]")
@@ -21,12 +24,12 @@ _ANSI_TEXT = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1
 _PROCESS = re.compile(r"\(((?:[A-Za-z][\w.:\-]*(?: [\w=]+)?? )?pid=\d+)(?:, ip=[^)\s]+)?\) ?|\[(rank\d+)\]: ")
 _TIMES = (  # a shape, and what is put before the text: of a leap year, so that 29 February can be read
     ("", ""),
-    ("%m-%d %H:%M:%S", "2000-"),
-    ("%m-%d %H:%M:%S.%f", "2000-"),
+    ("", "2000-"),
     ("%m%d %H:%M:%S.%f", "2000-"),
     ("%m-%d %H:%M:%S", "2000-01-01 "),
     ("%m-%d %H:%M:%S.%f", "2000-01-01 "),
 )
+_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])+\]|.")  # of a regex: escapes and sets whole
 _MAX_JOINED = 64 << 10
 _MAX_JSON = 256 << 10
 
@@ -87,20 +90,25 @@ class Unwrapper:
         self._runtime: Callable[[bytes], bytes] | None = None
         self._parts: dict[bytes | str, bytes] = {}
 
-    def feed(self, data: bytes) -> bytes:
-        """Whole lines in, whole lines out."""
-        if self._runtime is None:
+    @property
+    def wrapped(self) -> bool:
+        """Whether the file is in a container runtime's format."""
+        return self._runtime is not None
+
+    def feed(self, data: bytes, *, marked: bool = True) -> bytes:
+        """Whole lines in, whole lines out. *marked* is False if *data* is known to hold none of MARKS."""
+        if self._runtime is None and marked:
             self._runtime = self._find(data)
         if self._runtime is not None:
             data = self._runtime(data)
-        if b"\x1b" in data or b"\xc2\x9b" in data:
+        if b"\x1b" in data or not data.isascii():
             data = _ANSI.sub(b"", data)
         return data
 
     def _find(self, data: bytes) -> Callable[[bytes], bytes] | None:
         if any(stream in data for stream in _CRI_STREAMS) and _CRI.search(data):
             return self._cri
-        return self._docker if b'","stream":"std' in data and _DOCKER.search(data) else None
+        return self._docker if _DOCKER_STREAM in data and _DOCKER.search(data) else None
 
     def _cri(self, data: bytes) -> bytes:
         if not self._parts and b" P " not in data:
@@ -140,9 +148,15 @@ class Shape:
     """What stands before a message; *regex* may have the groups level, time, place, process, and parts of the rank."""
 
     def __init__(self, regex: re.Pattern[str]) -> None:
+        self.closed = _closed(regex.pattern)
         self._match = regex.match
         self._groups = tuple(name for name in ("level", "time", "place", "process") if name in regex.groupindex)
         self._ranks = tuple(name for name in RANK_PARTS if name in regex.groupindex)
+
+    def time_in(self, text: str) -> tuple[int, int]:
+        """From where to where in *text*, which is of this shape, the time stands; 0 and 0 if it tells none."""
+        match = self._match(text)
+        return match.span("time") if match and "time" in self._groups and match["time"] else (0, 0)
 
     def record(self, text: str, process: str) -> Record | None:
         """*text* as a record of this shape."""
@@ -183,6 +197,55 @@ def peel(line: bytes, shapes: Sequence[Shape]) -> Record:
     return Record(text, process=process)
 
 
+class Peeler:
+    """Peels lines of one kind, of which many begin alike: a start is not read again if only its time differs."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._shapes = shapes
+        self._record = Record("")
+        self._start = self._head = b"\0\n"  # no line begins so
+        self._tail = b""
+        self._begin = self._at = self._end = 0  # of the time, where it begins and ends, and of the start
+        self._timely = re.compile(b"").fullmatch
+
+    def peel(self, data: bytes, begin: int, end: int) -> Record:
+        """`peel` of what stands from *begin* to *end*; the record is valid until the next line."""
+        if data.startswith(self._start, begin) or self._again(data, begin):
+            text = data[begin + self._end : end].decode("utf-8", "replace")
+            if "\r" not in text:
+                record = self._record
+                record.text = text
+                return record
+        line = data[begin:end]
+        return self._learn(line) or peel(line, self._shapes)
+
+    def _again(self, data: bytes, begin: int) -> bool:
+        """Whether the start is the same at another time, which is then taken."""
+        at = begin + self._at
+        if not (data.startswith(self._head, begin) and data.startswith(self._tail, at)):
+            return False
+        time = data[begin + self._begin : at]
+        if self._timely(time) is None:
+            return False
+        self._start, self._record.time = self._head + time + self._tail, time.decode()
+        return True
+
+    def _learn(self, line: bytes) -> Record | None:
+        """The record of *line*, if it is of the first shape; its start is remembered if nothing could go on behind."""
+        if not (self._shapes and self._shapes[0].closed and line.isascii()) or b"\r" in line:
+            return None
+        process, text = _process(line.decode())
+        record = self._shapes[0].record(text, process) if text[:1] != "{" else None
+        if record is not None:
+            end = len(line) - len(record.text)
+            if line.endswith(b"] ", 0, end):
+                begin, at = (len(line) - len(text) + n for n in self._shapes[0].time_in(text))
+                self._record, self._begin, self._at, self._end = record, begin, at, end
+                self._start, self._head, self._tail = line[:end], line[:begin], line[at:end]
+                self._timely = re.compile(re.sub(rb"\d", rb"\\d", re.escape(line[begin:at]))).fullmatch
+        return record
+
+
 def seconds_of(time: str) -> float | None:
     """A log's own time as seconds on some scale of its own; None if it cannot be read.
 
@@ -199,10 +262,21 @@ def seconds_of(time: str) -> float | None:
         try:
             if shape:
                 return datetime.strptime(day + text, "%Y-" + shape).timestamp()
-            return datetime.fromisoformat(text).timestamp()
+            return datetime.fromisoformat(day + text).timestamp()
         except ValueError:
             continue
     return None
+
+
+def _closed(pattern: str) -> bool:
+    """Whether a match ends behind the bracket and the space at its end, whatever follows: nothing in it passes one.
+
+    And whether any digits could stand where some do.
+    """
+    if not pattern.endswith((r"\] ", r"\] ?")) or re.search(r"\(\?<?[=!]|\d(?![\d,]*\})", pattern):
+        return False
+    parts = (part for part in _PARTS.findall(pattern) if part[0] in "[.\\" and part != r"\]")
+    return not any(re.match(part, "]") for part in parts)
 
 
 def _process(text: str, around: int = 2) -> tuple[str, str]:

@@ -266,6 +266,76 @@ def test_it_does_not_matter_where_chunks_are_cut(lines: list[str], cuts: list[in
     assert reader.settle().told() == whole
 
 
+STEP = (
+    "(APIServer pid=914) INFO 11-30 07:26:{} [loggers.py:199] Engine 000: Iteration(3): {} context requests, 9 context "
+    "tokens, {} generation requests, 4 generation tokens, iteration elapsed time: {} ms, GPU KV cache usage: 1.0%"
+)
+STATS = (
+    "(APIServer pid=914) INFO 11-30 07:26:{} [loggers.py:335] Engine 00{}: Avg prompt throughput: 4.3 tokens/s, Avg "
+    "generation throughput: 6.4 tokens/s, Running: {} reqs, Waiting: 3 reqs, Preemptions: 5, GPU KV cache usage: 9.5%"
+)
+VLLM = [
+    STEP.format(41, 0, 4, "13.40"),
+    STEP.format(42, 0, 4, "13.60"),
+    STEP.format(42, 2, 0, "35.20"),
+    STEP.format(43, 2, 4, "0.00"),
+    STEP.format(43, 2, 4, "99999999999.0"),  # cannot be
+    STEP.format(43, "two", 4, "5.0"),  # reads differently
+    STATS.format(41, 0, 8),
+    STATS.format(42, 1, 7),
+    STATS.format(43, 0, 6),
+    "(APIServer pid=914) INFO 11-30 07:26:43 [loggers.py:335] 2 Engines Aggregated: Avg prompt throughput: 4.3 tokens/s, "
+    "Avg generation throughput: 6.4 tokens/s, Running: 9 reqs, Waiting: 7 reqs, GPU KV cache usage: 50.0%",
+    "(APIServer pid=914) INFO 11-30 07:26:44 [async_llm.py:700] Request cmpl-9f2 aborted.",
+    "(APIServer pid=914) INFO 11-30 07:26:44 [logger.py:39] Received request r1: prompt: 'all in one line', "
+    "params: None, lora_request: None.",
+    "(APIServer pid=914) INFO 11-30 07:26:44 [logger.py:39] Received request r1: prompt: 'and in two",
+    "ERROR 11-30 07:26:44 [core.py:7] CUDA out of memory', params: None, lora_request: None.",
+    "(EngineCore pid=956) ERROR 11-30 07:26:45 [core.py:7] Traceback (most recent call last):",
+    "(EngineCore pid=956) ERROR 11-30 07:26:45 [core.py:7] RuntimeError: CUDA error: boom",
+    "(EngineCore pid=956) ERROR 11-30 07:26:46 [core.py:9] EngineCore encountered a fatal error.",
+    "(APIServer pid=914) INFO 11-30 07:27:03 [api_utils.py:286] non-default args: {'max_num_seqs': 8}",
+    "(APIServer pid=914) INFO 11-30 07:29:03 [launcher.py:254] [shutdown] API server: shutdown triggered",
+    "2026-11-30T10:00:00.5Z stdout F (APIServer pid=914) INFO 11-30 07:26:44 [async_llm.py:700] Request r aborted.",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(VLLM), max_size=40), st.lists(st.integers(0, 40), max_size=6))
+def test_it_does_not_matter_where_what_is_gathered_is_cut(lines: list[str], cuts: list[int]) -> None:
+    """Steps and gauges are put in together, phases and errors at once: every line by itself must give the same."""
+    one_by_one, cut = Reader("vllm"), Reader("vllm")
+    for line in lines:
+        one_by_one.feed(line)
+    edges = sorted({0, len(lines), *(min(c, len(lines)) for c in cuts)})
+    for a, b in itertools.pairwise(edges):
+        cut.feed("".join(line + "\n" for line in lines[a:b]))
+    assert cut.settle().told() == pytest.approx(one_by_one.settle().told())
+    assert cut.lifecycle.phase == one_by_one.lifecycle.phase
+    counters = [reader.store.counters for reader in (cut, one_by_one)]
+    for family in (catalog.LOG_MATCHED, catalog.LOG_UNPARSED, catalog.SERIES_DROPPED):
+        assert counters[0][family] == counters[1][family]
+
+
+def test_what_was_gathered_before_an_engine_died_does_not_revive_it() -> None:
+    death = "(EngineCore pid=956) ERROR 11-30 07:26:46 [core.py:9] EngineCore encountered a fatal error.\n"
+    steps = 30 * (VLLM[0] + "\n")
+    after = "(EngineCore pid=956) ERROR 11-30 07:26:47 [core.py:9] Dumping scheduler stats\n"
+    assert Reader("vllm").feed(steps + death + after).lifecycle.phase == "dead"
+    assert Reader("vllm").feed(death + after + steps).lifecycle.phase == "serving"
+
+
+def test_steps_that_are_gathered_count_as_one_by_one() -> None:
+    """Of 0.0 ms, too: it is at or below the first bound."""
+    reader = Reader("vllm").feed("\n".join(VLLM[:6]))
+    decode = reader.store.histograms[catalog.STEP_LATENCY]["", "decode", "log"]
+    mixed = reader.store.histograms[catalog.STEP_LATENCY]["", "mixed", "log"]
+    assert (decode.cumulative()[-1], decode.sum) == (2, pytest.approx(0.027))
+    assert (mixed.cumulative()[0], mixed.cumulative()[-1], mixed.sum) == (1, 1, 0.0)
+    assert reader.store.counters[catalog.LOG_UNPARSED] == {("log",): 1}
+    assert reader.store.counters[catalog.SERIES_DROPPED] == {("stopline_step_latency_seconds",): 1}
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_read_without_an_exception(data: bytes) -> None:

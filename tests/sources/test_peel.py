@@ -1,11 +1,13 @@
 """Peeling: container prefix, colours, process prefix and JSON, in that order, and never an exception."""
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.engines import profile as profiles
-from exporter.sources.peel import BELOW, ERROR, WARNING, Shape, Unwrapper, peel, seconds_of
+from exporter.sources.peel import BELOW, ERROR, WARNING, Peeler, Shape, Unwrapper, peel, seconds_of
 
 SHAPES = [Shape(regex) for regex in profiles.bundled("vllm").log.records]
 GENERIC = [Shape(regex) for regex in profiles.bundled("generic").log.records]
@@ -141,6 +143,85 @@ def test_any_bytes_are_a_record(line: bytes) -> None:
     Unwrapper().feed(line + b"\n")
     record = peel(line.replace(b"\n", b""), SHAPES)
     assert isinstance(record.text, str)
+
+
+STARTS = [
+    "(APIServer pid=914) ",
+    "(Worker_TP1 pid=7) (RayWorkerWrapper pid=8, ip=10.0.0.8) ",
+    "(a pid=1) (b pid=2) (c pid=3) (d pid=4) ",
+    "[rank0]: ",
+    "",
+]
+LEVELS_OF_LINES = ["INFO ", "ERROR ", "INFO:     ", "INFO  ", "[INFO ", '{"level":"error"} ', ""]
+TIMES_OF_LINES = [
+    "11-30 07:26:42 ",
+    "11-30 07:26:43 ",
+    "11-3x 07:26:43 ",
+    "2026-11-30 07:26:42.125 ",
+    "11-30 07:26:4\u0663 ",
+    "1796018235 ",
+    "",
+]
+PLACES = [
+    "[core.py:7] ",
+    "[core.py:7]",
+    "core.py:71] ",
+    "[a b:7] ",
+    "[x]y:7] ",
+    "[x] [y:7] ",
+    "E0101 ",
+    "[TensorRT-LLM][ERROR] ",
+    "",
+]
+REST = [
+    "boom",
+    " boom",
+    "] boom",
+    "[y:7] boom",
+    "\ufffdboom\u00e9",
+    "boom\rbang",
+    "\r",
+    "ERROR 11-30 07:26:42 [core.py:7] boom",
+    "",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@example("vllm", "INFO ", ["11-30 07:26:42 [core.py:7]boom", "11-30 07:26:42 [core.py:7] boom"])
+@example("vllm", "INFO ", ["11-30 07:26:42 [core.py:7] boom", "11-3x 07:26:42 [core.py:7] boom"])
+@example("vllm", "INFO ", ["11-30 07:26:42 [core.py:7] boom", "11-30 07:26:43 [core.py:7] boom"])
+@given(
+    st.sampled_from(profiles.names()),
+    st.tuples(st.sampled_from(STARTS), st.sampled_from(LEVELS_OF_LINES)).map("".join),
+    st.lists(st.tuples(*map(st.sampled_from, (TIMES_OF_LINES, PLACES, REST))).map("".join), min_size=2, max_size=12),
+)
+def test_a_start_that_is_remembered_is_what_reading_it_anew_would_give(
+    engine: str, start: str, rest: list[str]
+) -> None:
+    lines = [start + text for text in rest]
+    shapes = [Shape(regex) for regex in profiles.bundled(engine).log.records]
+    peeler, data, begin = Peeler(shapes), "".join(line + "\n" for line in lines).encode(), 0
+    for line in lines:
+        end = begin + len(line.encode())
+        assert peeler.peel(data, begin, end) == peel(line.encode(), shapes)
+        begin = end + 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "closed"),
+    [
+        (r"(?P<level>\w+) \[?(?P<place>[^\]\s]+:\d+)\] ?", True),
+        (r"\[(?P<level>\w{4,5})\] ", True),
+        (r"\[(?P<place>.+)\] ", False),
+        (r"\[(?P<place>[^\s]+)\] ", False),
+        (r"\[(?P<place>\S+)\] ", False),
+        (r"(?P<time>20\d\d) \[(?P<place>\w+)\] ", False),
+        (r"(?P<level>INFO)(?=:):\] ", False),
+        (r"(?P<level>INFO): ", False),
+    ],
+)
+def test_only_a_shape_that_cannot_go_on_is_remembered(pattern: str, closed: bool) -> None:
+    assert Shape(re.compile(pattern)).closed is closed
 
 
 @given(st.dictionaries(st.text(), st.recursive(st.integers() | st.text(), st.lists), max_size=4))

@@ -169,7 +169,7 @@ def _latency_of(evidence: Evidence, model: str) -> Verdict:
             alert="StoplineLatencyDoubled" if tripped else "StoplineLatencyRising",
         )
     if not evidence.up:
-        return _unknown(verdict, _not_up(evidence))
+        return _unknown(replace(verdict, value=None), _not_up(evidence))
     if few < limits.min_requests:
         return replace(
             verdict,
@@ -466,9 +466,9 @@ def _memory(evidence: Evidence) -> Verdict:
     if gpu is not None or any(value == 0 for value in evidence.gauges.get(catalog.GPU_UP, {}).values()):
         says = "A GPU that was read does not answer any more."
         return replace(verdict, state="unknown", says=says, remedy="Look for Xid in the kernel's log.")
+    if not free and not evidence.up:
+        return _unknown(replace(verdict, value=None), _not_up(evidence))
     if not free and usage is None:
-        if not evidence.up:
-            return _unknown(verdict, _not_up(evidence))
         says, remedy = "Neither a GPU nor the KV cache is seen.", "Let Stopline see the GPUs: README, three ways."
         return replace(verdict, state="unknown", says=says, remedy=remedy)
     near = list(_near(evidence, free, ratio, growth, reserves))

@@ -249,6 +249,14 @@ def down(phase: str) -> Evidence:
     )
 
 
+def test_of_an_engine_that_is_gone_no_number_stays_and_memory_is_not_calm() -> None:
+    was = Moment(960.0, True, "serving", kv_usage=0.1)
+    moments = Moments([was, *(Moment(at, False, "dead") for at in (975.0, 990.0, 1005.0))], lambda _: ())
+    told = Evidence(moments, {}, Thresholds(), 1005.0, 5000.0, readings=reading("metrics", "metrics", "refused") | LOG)
+    latency, _, memory = judge(told)
+    assert (latency.state, latency.value, memory.state, memory.value) == ("unknown", None, "unknown", None)
+
+
 def test_an_engine_that_is_not_there_is_not_calm() -> None:
     says = "The engine is not up (phase: loading). Nothing listens at engine.url."
     verdicts = judge(down("loading"))

@@ -1,7 +1,8 @@
 """Matching a regex for a bounded time: what strangers write must not hold up everything else.
 
-Python's own engine has no limit, but it lets signals through while it matches, and a timer makes one. That works in the
-main thread only, which is where logs are read; elsewhere nothing is bounded.
+Python's own engine has no limit, but it lets signals through while it matches, and a timer makes one: of the processor's
+time, for a machine that is busy elsewhere makes no regex slow. That works in the main thread only, which is where logs
+are read; elsewhere nothing is bounded.
 """
 
 import re
@@ -33,18 +34,18 @@ class Bounded:
             del self._resting[regex]
         if threading.current_thread() is not threading.main_thread():
             return regex.match(text)
-        before = signal.signal(signal.SIGALRM, _give_up)
+        before = signal.signal(signal.SIGVTALRM, _give_up)
         try:
-            signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+            signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_SECONDS)
             try:
                 return regex.match(text)
             finally:
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         except TooSlow:
             self._resting[regex] = self._clock() + _REST_SECONDS
             raise
         finally:
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGVTALRM, before)
 
 
 def _give_up(*_: object) -> None:

@@ -1,6 +1,6 @@
 """Matching a regex for a bounded time: what strangers write must not hold up everything else.
 
-Python's own engine has no limit, but it lets signals through while it matches, and a timer makes one: of processor time,
+Python's own engine has no limit, but lets signals through while it matches, and a timer makes one: of processor time,
 for a machine that is busy elsewhere makes no regex slow. That works in the main thread only, which is where logs are
 read; elsewhere nothing is bounded.
 """

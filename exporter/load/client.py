@@ -27,6 +27,7 @@ _TICK = 0.01  # seconds between two looks at the event loop's lag
 _LAG = 0.05  # of the median latency: what a client may be late
 _BUSY = 0.9  # of a core
 _ENOUGH_ERRORS = 10
+_STALE = 0.05  # seconds in which a connection that the server closed before is found out
 _DETAIL = 300  # characters of an answer that are kept to explain a failure
 
 
@@ -132,7 +133,7 @@ class Target:
         reused = aiohttp.TraceConfig()
 
         async def note(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
-            context.trace_request_ctx["reused"] = True
+            context.trace_request_ctx.append(time.perf_counter())
 
         reused.on_connection_reuseconn.append(note)
         async with aiohttp.ClientSession(
@@ -149,8 +150,9 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
     began = time.perf_counter()
     watch = _Watch()
     try:
-        while not await _sent(session, target, body, watch):
-            pass  # there are no more stale connections than clients, and each is tried once
+        if not await _sent(session, target, body, watch):
+            async with target.session() as fresh:  # which keeps no connection that could be stale too
+                await _sent(fresh, target, body, watch)
     except TimeoutError:
         watch.error, watch.detail = "timeout", f"no whole answer in {target.timeout:g} s"
     except (aiohttp.ClientPayloadError, HttpProcessingError) as error:
@@ -161,11 +163,15 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
 
 
 async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, watch: _Watch) -> bool:
-    """Whether it reached the server: one that keeps connections may close them at any time between two requests."""
-    connection: dict[str, bool] = {}
+    """Whether it reached the server: one that keeps connections may close them at any time between two requests.
+
+    Then the close comes at once. A server that closes later has had the request, and the failure is its own.
+    """
+    reused: list[float] = []  # when the request was sent on a connection that was kept
     headers = {"Content-Type": "application/json"}
     try:
-        async with session.post(target.url, data=body, headers=headers, trace_request_ctx=connection) as response:
+        async with session.post(target.url, data=body, headers=headers, trace_request_ctx=reused) as response:
+            reused.clear()  # it answers
             if response.status != 200:
                 detail = (await response.content.read(_DETAIL)).decode("utf-8", "replace")
                 watch.error, watch.detail = _refusal(response.status), f"HTTP {response.status}: {detail}"
@@ -176,7 +182,7 @@ async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, wat
                 watch.first = None  # whole answers tell nothing of their first token
                 watch.ended = True
     except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
-        if not connection.get("reused") or watch.pieces:
+        if not reused or time.perf_counter() - reused[-1] > _STALE:
             raise
         return False
     return True

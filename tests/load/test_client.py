@@ -173,6 +173,24 @@ async def test_connections_that_the_server_closed_meanwhile_are_no_error() -> No
     assert next(connections) == 4
 
 
+async def test_a_server_that_had_the_request_and_closed_is_not_asked_again(server) -> None:
+    served = itertools.count(1)
+
+    async def handle(request: web.Request) -> web.Response:
+        if next(served) % 10 == 0:
+            await asyncio.sleep(0.5)
+            assert request.transport is not None
+            request.transport.close()
+        return web.json_response({"choices": [{"text": "a"}]})
+
+    target = await server(handle)
+    async with target.session() as session:
+        seen = [await ask(session, target, BODY) for _ in range(20)]
+    assert [n for n, one in enumerate(seen, 1) if one.error] == [10, 20]
+    assert {one.error for one in seen} == {"", "connection"}
+    assert next(served) == 21
+
+
 async def test_the_loop_measures_what_it_was_asked_for(server) -> None:
     present, most = 0, 0
 

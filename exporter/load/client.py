@@ -45,10 +45,12 @@ class _Text(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Text | None = None
+    text: str | None = None
+    finish_reason: Any = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
 
 
@@ -57,6 +59,8 @@ class _Meta(msgspec.Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    finish_reason: Any = msgspec.UNSET
+    """None until the last event, where it is told at all."""
 
 
 class _Details(msgspec.Struct):
@@ -69,13 +73,23 @@ class _Answer(msgspec.Struct):
     """What counts of an answer, or of one piece of a stream, whichever API it is of."""
 
     choices: list[_Choice] | None = None
+    text: str | list[str] | None = None
+    generated_text: str | None = None
     usage: _Usage | None = None
     error: Any = None
     meta_info: _Meta | None = None
     details: _Details | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether a stream may end here; one of /generate may anywhere, unless it tells its end."""
+        if self.choices is None:
+            return self.meta_info is None or self.meta_info.finish_reason is not None
+        return self.usage is not None or any(choice.finish_reason is not None for choice in self.choices)
+
 
 _DECODER = msgspec.json.Decoder(_Answer)
+_LIST = msgspec.json.Decoder(tuple[_Answer])
 
 
 @dataclass(slots=True)
@@ -88,15 +102,19 @@ class _Watch:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     ended: bool = False
+    """Nothing is missing."""
     error: str = ""
     detail: str = ""
 
     def take(self, data: bytes, now: float) -> None:
         """One piece: a whole answer, or an event of a stream."""
         try:
-            answer = _DECODER.decode(data)
-        except msgspec.ValidationError:
-            answer = _Answer()  # JSON of another shape: it counts as a piece
+            in_list = data.startswith(b"[")  # as TGI answers
+            answer = _LIST.decode(data)[0] if in_list else _DECODER.decode(data)
+        except msgspec.ValidationError as error:
+            shown = data[:_DETAIL].decode("utf-8", "replace")
+            self.error, self.detail = "incomplete", f"not an answer ({error}): {shown}"[:_DETAIL]
+            return
         except msgspec.DecodeError:
             self.error, self.detail = "incomplete", f"not JSON: {data[:_DETAIL].decode('utf-8', 'replace')}"
             return
@@ -104,7 +122,7 @@ class _Watch:
             self.error, self.detail = "server_error", str(answer.error)[:_DETAIL]
             return
         if answer.usage is not None:
-            self.prompt_tokens = answer.usage.prompt_tokens
+            self.prompt_tokens = answer.usage.prompt_tokens or 0
             self.generated_tokens = answer.usage.completion_tokens or 0
         if answer.meta_info is not None:
             self.prompt_tokens, self.generated_tokens = (
@@ -113,6 +131,7 @@ class _Watch:
             )
         if answer.details is not None:
             self.generated_tokens = answer.details.generated_tokens
+        self.ended = self.ended or answer.is_last
         if answer.choices is None or any(c.delta is None or c.delta.is_token for c in answer.choices):
             self.first = now if self.first is None else self.first
             self.last = now
@@ -180,7 +199,6 @@ async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, wat
             else:
                 watch.take(await response.read(), time.perf_counter())
                 watch.first = None  # whole answers tell nothing of their first token
-                watch.ended = True
     except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
         if not reused or time.perf_counter() - reused[-1] > _STALE:
             raise
@@ -189,7 +207,7 @@ async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, wat
 
 
 async def _stream(response: aiohttp.ClientResponse, watch: _Watch) -> None:
-    """Server-sent events; the end is ``[DONE]``, or that of the answer where a server has no such event."""
+    """Server-sent events; the end is ``[DONE]``, or what else tells that nothing follows: a reason, the usage."""
     async for line in response.content:
         if line.startswith(b"data:"):
             data = line[5:].strip()
@@ -197,8 +215,13 @@ async def _stream(response: aiohttp.ClientResponse, watch: _Watch) -> None:
                 watch.ended = True
             elif data:
                 watch.take(data, time.perf_counter())
-    if watch.pieces == 0 and not watch.error:
+    if watch.error:
+        return
+    if watch.pieces == 0:
         watch.error, watch.detail = "incomplete", "the stream ended before its first token"
+    elif not watch.ended:
+        watch.error = "incomplete"
+        watch.detail = f"the stream ended after {watch.pieces} pieces, without [DONE], finish_reason or usage"
 
 
 def _seen(began: float, watch: _Watch) -> Request:

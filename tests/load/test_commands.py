@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -139,6 +140,35 @@ def test_ctrl_c_gives_the_result_so_far(url: str, tmp_path: Path) -> None:
     (run,) = result.read(out.read_bytes(), "r.json").runs
     assert 0 < run.levels[0].requests < 5000
     assert not run.levels[0].complete
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes requests and never answers one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+def test_a_warm_up_without_answers_ends_with_all_files(silent: str, tmp_path: Path, number: int | None) -> None:
+    names = ("out", "pin", "textfile", "picture")
+    files = [f"--{name}={tmp_path / name}" for name in names]
+    command = [sys.executable, "-m", "exporter", "ramp", "--url", silent, "--model", "m", *files]
+    seconds = "600" if number else "0.5"
+    process = subprocess.Popen(
+        [*command, "--max-seconds", seconds], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("warm-up"):
+            break
+    if number:
+        process.send_signal(number)
+    printed, errors = process.communicate(timeout=20)
+    assert process.returncode == 1, errors
+    assert "verdict: no line crossed so far, no level was completed; not all levels were measured" in printed
+    assert f"note: {'interrupted' if number else '--max-seconds 0.5 are over'}" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def _finished(url: str) -> float:

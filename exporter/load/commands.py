@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -18,6 +19,7 @@ from exporter.strictyaml import ConfigError
 _T = TypeVar("_T")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OVER_0 = click.FloatRange(0, min_open=True)
+_FILES = 64  # open files that are no connection to the server
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -158,6 +160,7 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
     from exporter.load.verdict import Search
 
     _writable(*(given[name] for name in ("out", "pin", "textfile", "picture")))
+    _affordable(given)
     plan = _plan(given)
     layout = table.markdown if given["markdown"] else table.text
     async with Bench(plan, Live(sys.stderr), stop) as bench:
@@ -276,6 +279,26 @@ def _writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise ConfigError([f"{path}: there is no directory {path.parent}"])
+
+
+def _affordable(given: dict[str, Any]) -> None:
+    """Each client of a level has a connection and a request at least. Raises ConfigError."""
+    from exporter.load.sweep import CONCURRENCY
+
+    highest, option = max(given["levels"]), "--levels"
+    if given["variables"]:
+        values = [n for v in given["variables"] if v.name == CONCURRENCY for n in v.values]
+        highest = max([int(n) for n in (*values, dict(given["fix"]).get(CONCURRENCY, 1))])
+        option = f"{'--vary' if highest in values else '--fix'} {CONCURRENCY}"
+    if highest > given["max_requests"]:
+        raise ConfigError(
+            [f"{option}: {highest} clients make more requests than --max-requests {given['max_requests']}"]
+        )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and highest > files - _FILES:
+        raise ConfigError(
+            [f"{option}: {highest} clients need as many open files, and no more than {files} are allowed: ulimit -n"]
+        )
 
 
 @click.command()

@@ -109,6 +109,19 @@ def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
         (("--body", "/none/b"), "/none/b: no such file"),
         (("--template", "/none/t"), "--template is for --api generate; the other APIs know their body"),
         (("--max-seconds", "nan"), "--max-seconds must be a number, got nan"),
+        (("--levels", f"1,{10**14}"), "--levels: 100000000000000 clients make more requests than --max-requests 20000"),
+        (
+            ("--vary", f"concurrency=1,{10**14}"),
+            "--vary concurrency: 100000000000000 clients make more requests than --max-requests 20000",
+        ),
+        (
+            ("--vary", "batch=1,2", "--apply", "{value}", "--fix", "concurrency=20001"),
+            "--fix concurrency: 20001 clients make more requests than --max-requests 20000",
+        ),
+        (
+            ("--levels", f"{10**14}", "--max-requests", f"{10**15}"),
+            "--levels: 100000000000000 clients need as many open files, and no more than ",
+        ),
         (("--requests", "0"), "0 is not in the range x>=1"),
         ((), "http://127.0.0.1:9/v1/models does not tell a model; is the server up? Give --model"),
     ],

@@ -19,6 +19,7 @@ from exporter.strictyaml import ConfigError
 _T = TypeVar("_T")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OVER_0 = click.FloatRange(0, min_open=True)
+_PATIENCE = 5.0  # seconds after the first Ctrl-C until another one ends it at once
 _FILES = 64  # open files that are no connection to the server
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -139,17 +140,30 @@ def ramp(**given: Any) -> None:
 
 
 async def _interruptible(work: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
-    """*work* with an event that the first Ctrl-C, or SIGTERM, sets; the second ends it at once."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    """*work* with an event that the first Ctrl-C, or SIGTERM, sets.
 
-    def once() -> None:
-        stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    Further ones are ignored for a while, so that a hasty second one loses no file; a later one ends *work* at its next
+    await, and files are written without any.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    task = asyncio.ensure_future(work(stop))
+    patient_until = math.inf
+
+    def end() -> None:
+        nonlocal patient_until
+        if not stop.is_set():
+            stop.set()
+            patient_until = loop.time() + _PATIENCE
+        elif loop.time() > patient_until:
+            task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, once)
-    return await work(stop)
+        loop.add_signal_handler(number, end)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        click.echo("ended at once, without a result", err=True)
+        return 1
 
 
 async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from realengine import free_port, get, until
 from exporter import strictyaml
 from exporter.baseline import Pins
 from exporter.cli import main
-from exporter.load import result
+from exporter.load import commands, result
 from exporter.load.result import File, Run
 from exporter.simulator import EngineConfig, Simulation, serve
 
@@ -182,6 +183,35 @@ def test_a_warm_up_without_answers_ends_with_all_files(silent: str, tmp_path: Pa
     assert "verdict: no line crossed so far, no level was completed; not all levels were measured" in printed
     assert f"note: {'interrupted' if number else '--max-seconds 0.5 are over'}" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+async def test_only_a_late_second_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hasty(stop: asyncio.Event) -> int:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.01)
+        assert stop.is_set()
+        return 7
+
+    assert await commands._interruptible(hasty) == 7
+    monkeypatch.setattr(commands, "_PATIENCE", 0.0)
+    assert await commands._interruptible(hasty) == 1
+
+
+def test_a_second_ctrl_c_loses_no_file(silent: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    command = [sys.executable, "-m", "exporter", "ramp", "--url", silent, "--model", "m", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("warm-up"):
+            break
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    printed, errors = process.communicate(timeout=20)
+    assert (process.returncode, "note: interrupted" in printed) == (1, True), errors
+    assert result.read(out.read_bytes(), "r.json").runs[0].levels == []
 
 
 def _finished(url: str) -> float:

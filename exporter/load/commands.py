@@ -193,6 +193,8 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
         result.write(given["out"], file)
     if given["pin"]:
         pin.write(given["pin"], run)
+        if why := pin.unfit(run):
+            click.echo(f"{given['pin']}: no pins are written: {why}", err=True)
     if given["textfile"]:
         textfile.write(given["textfile"], run)
     if given["picture"]:

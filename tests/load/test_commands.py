@@ -1,6 +1,7 @@
 """`stopline ramp` and `stopline compare` as a user types them."""
 
 import asyncio
+import http.server
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -255,6 +257,34 @@ def test_memory_ends_a_ramp_as_the_sidecar_sees_it(url: str, tmp_path: Path, nvm
     assert run.identity["model"] == "tiny"
     assert run.conditions["engine"] == "vllm"
     assert run.conditions["parallelism"] == "TP 1 / PP 1"
+
+
+def test_a_baseline_that_fails_gives_no_pins(tmp_path: Path) -> None:
+    pins = tmp_path / "b.yaml"
+    with answering(500) as url:
+        done = invoke("ramp", "--url", url, "--model", "m", "--levels", "1,2", *SHORT, "--pin", pins)
+    assert done.exit_code == 1
+    why = "the errors line was crossed at the baseline, concurrency 1: 10 server_error"
+    assert f"{pins}: no pins are written: {why}\n" in done.stderr
+    assert strictyaml.load(pins, Pins).pins == ()
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(10)
 
 
 def two(tmp_path: Path, **changes: str) -> tuple[Path, Path]:

@@ -111,7 +111,10 @@ def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
         (("--token-file", "/none/t"), "/none/t: cannot be read: No such file or directory"),
         (("--body", "/none/b"), "/none/b: no such file"),
         (("--template", "/none/t"), "--template is for --api generate; the other APIs know their body"),
-        (("--max-seconds", "nan"), "--max-seconds must be a number, got nan"),
+        (("--max-seconds", "nan"), "'--max-seconds': must be a finite number, got nan"),
+        (("--timeout", "inf"), "'--timeout': must be a finite number, got inf"),
+        (("--latency-ratio", "inf"), "'--latency-ratio': must be a finite number, got inf"),
+        (("--pause", "1e999"), "'--pause': must be a finite number, got 1e999"),
         (("--levels", f"1,{10**14}"), "--levels: 100000000000000 clients make more requests than --max-requests 20000"),
         (
             ("--vary", f"concurrency=1,{10**14}"),
@@ -317,6 +320,7 @@ def test_compare_refuses_two_differences(tmp_path: Path) -> None:
     assert invoke("compare", one, f"{other}@dtype=int8", "--ignore", "dtype", "--markdown").exit_code == 1
     assert invoke("compare", one).exit_code == 2
     assert invoke("compare").exit_code == 2
+    assert "must be a finite number, got inf" in invoke("compare", one, other, "--min-gain", "inf").stderr
 
 
 def test_compare_reads_what_hey_wrote() -> None:

@@ -361,6 +361,7 @@ def compare(
 
     try:
         _writable(picture)
+        imports.different(results)
         runs = [named for name in results for named in imports.read(name)]
         rules = comparing.Rules(memory_ratio, min_gain, max_p99_rise, max_communication)
         found = comparing.compare(runs, rules, concurrency=concurrency, ignore=ignore)

@@ -323,6 +323,34 @@ def test_compare_refuses_two_differences(tmp_path: Path) -> None:
     assert "must be a finite number, got inf" in invoke("compare", one, other, "--min-gain", "inf").stderr
 
 
+def test_compare_refuses_one_file_twice(tmp_path: Path) -> None:
+    one, _ = two(tmp_path)
+    (tmp_path / "again.json").symlink_to(one)
+    for other in (one, f"{one}@batch=2", tmp_path / "again.json"):
+        done = invoke("compare", one, other)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == f"{other}: is the same file as {one}; give two results\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"latencies": ["NaN"]}, "latencies at concurrency 4 holds a number that is negative or none (NaN)"),
+        ({"latencies": [-1.0]}, "latencies at concurrency 4 holds a number that is negative or none (NaN)"),
+        ({"latency": {"p99": "nan"}}, "latency at concurrency 4 holds a number that is negative or none (NaN)"),
+        ({"concurrency": -1}, "a level has concurrency -1, and must have 1 or more"),
+        ({"concurrency": 0}, "a level has concurrency 0, and must have 1 or more"),
+    ],
+)
+def test_compare_refuses_what_nobody_measured(change: dict[str, object], problem: str, tmp_path: Path) -> None:
+    one, other = two(tmp_path)
+    document = json.loads(other.read_text())
+    document["runs"][0]["levels"][0] |= change
+    other.write_text(json.dumps(document))
+    done = invoke("compare", one, other)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{other}: {problem}\n")
+
+
 def test_compare_reads_what_hey_wrote() -> None:
     done = invoke(
         "compare", f"{FIXTURES / 'hey.txt'}@concurrency=4,batch=1", f"{FIXTURES / 'hey.csv'}@concurrency=4,batch=2"

@@ -314,7 +314,10 @@ def _affordable(given: dict[str, Any]) -> None:
     highest, option = max(given["levels"]), "--levels"
     if given["variables"]:
         values = [n for v in given["variables"] if v.name == CONCURRENCY for n in v.values]
-        highest = max([int(n) for n in (*values, dict(given["fix"]).get(CONCURRENCY, 1))])
+        fixed = dict(given["fix"]).get(CONCURRENCY, 1)
+        if not isinstance(fixed, int) or fixed < 1:
+            raise ConfigError([f"--fix {CONCURRENCY} must be a whole number above 0, got {fixed!r}"])
+        highest = max(map(int, (*values, fixed)))
         option = f"{'--vary' if highest in values else '--fix'} {CONCURRENCY}"
     if highest > given["max_requests"]:
         raise ConfigError(

@@ -125,6 +125,10 @@ def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
             "--fix concurrency: 20001 clients make more requests than --max-requests 20000",
         ),
         (
+            ("--vary", "concurrency=1,2", "--fix", "concurrency=many"),
+            "--fix concurrency must be a whole number above 0, got 'many'",
+        ),
+        (
             ("--levels", f"{10**14}", "--max-requests", f"{10**15}"),
             "--levels: 100000000000000 clients need as many open files, and no more than ",
         ),

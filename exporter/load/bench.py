@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -210,7 +210,7 @@ class Bench:
         """Name and longest context of the first model; empty where the server does not tell."""
         try:
             async with (
-                asyncio.timeout(_LOOK),
+                asyncio.timeout(_TICK if self.over else _LOOK),  # whoever ends it does not wait for this
                 self._session.get(self._base + "/v1/models", headers=self.plan.target.headers) as response,
             ):
                 first = (await response.json())["data"][0]
@@ -232,12 +232,28 @@ class Bench:
                 for body in self.plan.mix.bodies(count, f"warm-up {batch}"):
                     if self.over:
                         return
-                    seen.append(await ask(session, self.plan.target, encoded(body)))
+                    answer = await self._unless_over(ask(session, self.plan.target, encoded(body)))
+                    if answer is None:
+                        return
+                    seen.append(answer)
                     self.made += 1
-                    self._refused(seen[-1])
+                    self._refused(answer)
                 medians.append(stats.quantile([r.latency for r in seen], 0.5))
                 if batch and medians[-1] > (1 - _STABLE) * medians[-2]:
                     return
+
+    async def _unless_over(self, work: Coroutine[Any, Any, Request]) -> Request | None:
+        """What *work* gives; None if somebody stops the run, or its time is over, before."""
+        futures: list[asyncio.Future[Any]] = [asyncio.create_task(work), asyncio.create_task(self.stop.wait())]
+        left = max(self._deadline - time.perf_counter(), 0.0)
+        try:
+            await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in futures:
+                future.cancel()
+            await asyncio.gather(*futures, return_exceptions=True)
+        request: Request | None = None if futures[0].cancelled() else futures[0].result()
+        return request
 
     def _refused(self, request: Request) -> None:
         """Raises ConfigError for what no level would mend."""

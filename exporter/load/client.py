@@ -27,6 +27,7 @@ _TICK = 0.01  # seconds between two looks at the event loop's lag
 _LAG = 0.05  # of the median latency: what a client may be late
 _BUSY = 0.9  # of a core
 _ENOUGH_ERRORS = 10
+_STALE = 0.05  # seconds in which a connection that the server closed before is found out
 _DETAIL = 300  # characters of an answer that are kept to explain a failure
 
 
@@ -44,10 +45,12 @@ class _Text(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Text | None = None
+    text: str | None = None
+    finish_reason: Any = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
 
 
@@ -56,6 +59,8 @@ class _Meta(msgspec.Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    finish_reason: Any = msgspec.UNSET
+    """None until the last event, where it is told at all."""
 
 
 class _Details(msgspec.Struct):
@@ -68,13 +73,23 @@ class _Answer(msgspec.Struct):
     """What counts of an answer, or of one piece of a stream, whichever API it is of."""
 
     choices: list[_Choice] | None = None
+    text: str | list[str] | None = None
+    generated_text: str | None = None
     usage: _Usage | None = None
     error: Any = None
     meta_info: _Meta | None = None
     details: _Details | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether a stream may end here; one of /generate may anywhere, unless it tells its end."""
+        if self.choices is None:
+            return self.meta_info is None or self.meta_info.finish_reason is not None
+        return self.usage is not None or any(choice.finish_reason is not None for choice in self.choices)
+
 
 _DECODER = msgspec.json.Decoder(_Answer)
+_LIST = msgspec.json.Decoder(tuple[_Answer])
 
 
 @dataclass(slots=True)
@@ -87,15 +102,19 @@ class _Watch:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     ended: bool = False
+    """Nothing is missing."""
     error: str = ""
     detail: str = ""
 
     def take(self, data: bytes, now: float) -> None:
         """One piece: a whole answer, or an event of a stream."""
         try:
-            answer = _DECODER.decode(data)
-        except msgspec.ValidationError:
-            answer = _Answer()  # JSON of another shape: it counts as a piece
+            in_list = data.startswith(b"[")  # as TGI answers
+            answer = _LIST.decode(data)[0] if in_list else _DECODER.decode(data)
+        except msgspec.ValidationError as error:
+            shown = data[:_DETAIL].decode("utf-8", "replace")
+            self.error, self.detail = "incomplete", f"not an answer ({error}): {shown}"[:_DETAIL]
+            return
         except msgspec.DecodeError:
             self.error, self.detail = "incomplete", f"not JSON: {data[:_DETAIL].decode('utf-8', 'replace')}"
             return
@@ -103,7 +122,7 @@ class _Watch:
             self.error, self.detail = "server_error", str(answer.error)[:_DETAIL]
             return
         if answer.usage is not None:
-            self.prompt_tokens = answer.usage.prompt_tokens
+            self.prompt_tokens = answer.usage.prompt_tokens or 0
             self.generated_tokens = answer.usage.completion_tokens or 0
         if answer.meta_info is not None:
             self.prompt_tokens, self.generated_tokens = (
@@ -112,6 +131,7 @@ class _Watch:
             )
         if answer.details is not None:
             self.generated_tokens = answer.details.generated_tokens
+        self.ended = self.ended or answer.is_last
         if answer.choices is None or any(c.delta is None or c.delta.is_token for c in answer.choices):
             self.first = now if self.first is None else self.first
             self.last = now
@@ -132,7 +152,7 @@ class Target:
         reused = aiohttp.TraceConfig()
 
         async def note(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
-            context.trace_request_ctx["reused"] = True
+            context.trace_request_ctx.append(time.perf_counter())
 
         reused.on_connection_reuseconn.append(note)
         async with aiohttp.ClientSession(
@@ -149,8 +169,9 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
     began = time.perf_counter()
     watch = _Watch()
     try:
-        while not await _sent(session, target, body, watch):
-            pass  # there are no more stale connections than clients, and each is tried once
+        if not await _sent(session, target, body, watch):
+            async with target.session() as fresh:  # which keeps no connection that could be stale too
+                await _sent(fresh, target, body, watch)
     except TimeoutError:
         watch.error, watch.detail = "timeout", f"no whole answer in {target.timeout:g} s"
     except (aiohttp.ClientPayloadError, HttpProcessingError) as error:
@@ -161,11 +182,15 @@ async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Re
 
 
 async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, watch: _Watch) -> bool:
-    """Whether it reached the server: one that keeps connections may close them at any time between two requests."""
-    connection: dict[str, bool] = {}
+    """Whether it reached the server: one that keeps connections may close them at any time between two requests.
+
+    Then the close comes at once. A server that closes later has had the request, and the failure is its own.
+    """
+    reused: list[float] = []  # when the request was sent on a connection that was kept
     headers = {"Content-Type": "application/json"}
     try:
-        async with session.post(target.url, data=body, headers=headers, trace_request_ctx=connection) as response:
+        async with session.post(target.url, data=body, headers=headers, trace_request_ctx=reused) as response:
+            reused.clear()  # it answers
             if response.status != 200:
                 detail = (await response.content.read(_DETAIL)).decode("utf-8", "replace")
                 watch.error, watch.detail = _refusal(response.status), f"HTTP {response.status}: {detail}"
@@ -174,16 +199,15 @@ async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, wat
             else:
                 watch.take(await response.read(), time.perf_counter())
                 watch.first = None  # whole answers tell nothing of their first token
-                watch.ended = True
     except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
-        if not connection.get("reused") or watch.pieces:
+        if not reused or time.perf_counter() - reused[-1] > _STALE:
             raise
         return False
     return True
 
 
 async def _stream(response: aiohttp.ClientResponse, watch: _Watch) -> None:
-    """Server-sent events; the end is ``[DONE]``, or that of the answer where a server has no such event."""
+    """Server-sent events; the end is ``[DONE]``, or what else tells that nothing follows: a reason, the usage."""
     async for line in response.content:
         if line.startswith(b"data:"):
             data = line[5:].strip()
@@ -191,8 +215,13 @@ async def _stream(response: aiohttp.ClientResponse, watch: _Watch) -> None:
                 watch.ended = True
             elif data:
                 watch.take(data, time.perf_counter())
-    if watch.pieces == 0 and not watch.error:
+    if watch.error:
+        return
+    if watch.pieces == 0:
         watch.error, watch.detail = "incomplete", "the stream ended before its first token"
+    elif not watch.ended:
+        watch.error = "incomplete"
+        watch.detail = f"the stream ended after {watch.pieces} pieces, without [DONE], finish_reason or usage"
 
 
 def _seen(began: float, watch: _Watch) -> Request:

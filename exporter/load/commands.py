@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -16,8 +17,22 @@ from exporter.load.result import Condition
 from exporter.strictyaml import ConfigError
 
 _T = TypeVar("_T")
+
+
+class _Float(click.FloatRange):
+    """A range without inf, and without nan, which no comparison would refuse."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"must be a finite number, got {value}", param, ctx)
+        return number
+
+
+_OVER_0 = _Float(0, min_open=True)
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_OVER_0 = click.FloatRange(0, min_open=True)
+_PATIENCE = 5.0  # seconds after the first Ctrl-C until another one ends it at once
+_FILES = 64  # open files that are no connection to the server
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -101,15 +116,15 @@ def _pair(text: str) -> tuple[str, Condition]:
 @click.option("--vary", "variables", multiple=True, callback=_parsed(_variable), help="NAME=V,V,…; concurrency=… too.")
 @click.option("--apply", help="Command that sets the varied {value} and starts the server anew.")
 @click.option("--fix", multiple=True, callback=_parsed(_pair), help="NAME=VALUE while another variable is varied.")
-@click.option("--latency-ratio", type=click.FloatRange(1, min_open=True), help="P99 over its baseline.  [default: 2]")
-@click.option("--latency-floor", type=click.FloatRange(0), help="Seconds P99 must rise at least.  [default: 0.05]")
-@click.option("--memory-used-ratio", type=click.FloatRange(0, 1), help="Of a GPU's memory.  [default: 0.9]")
-@click.option("--memory-headroom", type=click.FloatRange(0), help="GiB free at least.  [default: 1]")
+@click.option("--latency-ratio", type=_Float(1, min_open=True), help="P99 over its baseline.  [default: 2]")
+@click.option("--latency-floor", type=_Float(0), help="Seconds P99 must rise at least.  [default: 0.05]")
+@click.option("--memory-used-ratio", type=_Float(0, 1), help="Of a GPU's memory.  [default: 0.9]")
+@click.option("--memory-headroom", type=_Float(0), help="GiB free at least.  [default: 1]")
 @click.option("--confirm", default=2, show_default=True, type=click.IntRange(0, 10), help="Further passes in doubt.")
 @click.option("--baselines", default=2, show_default=True, type=click.IntRange(1, 10), help="Passes of level one.")
 @click.option("--refine/--no-refine", default=True, show_default=True, help="Search between the last two levels.")
-@click.option("--precision", default=0.1, show_default=True, type=click.FloatRange(0, 1), help="Where that may end.")
-@click.option("--pause", default=1.0, show_default=True, type=click.FloatRange(0), help="Seconds between two levels.")
+@click.option("--precision", default=0.1, show_default=True, type=_Float(0, 1), help="Where that may end.")
+@click.option("--pause", default=1.0, show_default=True, type=_Float(0), help="Seconds between two levels.")
 @click.option("--ready-seconds", default=600.0, show_default=True, type=_OVER_0, help="For a server to come back.")
 @click.option("--max-seconds", default=3600.0, show_default=True, type=_OVER_0, help="For all of it.")
 @click.option("--max-requests", default=20_000, show_default=True, type=click.IntRange(1), help="About so many in all.")
@@ -126,8 +141,6 @@ def ramp(**given: Any) -> None:
     P99 at twice that of the first level, an error, or GPU memory near its limit end it. Exit 0 if all levels were
     under the lines, 1 if a line tripped or not all levels were made, 2 for wrong usage.
     """
-    if odd := [name for name, value in given.items() if isinstance(value, float) and math.isnan(value)]:
-        _fail((f"--{odd[0].replace('_', '-')} must be a number, got nan",))
     try:
         sys.exit(asyncio.run(_interruptible(lambda stop: _ramp(given, stop))))
     except ConfigError as error:
@@ -137,17 +150,30 @@ def ramp(**given: Any) -> None:
 
 
 async def _interruptible(work: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
-    """*work* with an event that the first Ctrl-C, or SIGTERM, sets; the second ends it at once."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    """*work* with an event that the first Ctrl-C, or SIGTERM, sets.
 
-    def once() -> None:
-        stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    Further ones are ignored for a while, so that a hasty second one loses no file; a later one ends *work* at its next
+    await, and files are written without any.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    task = asyncio.ensure_future(work(stop))
+    patient_until = math.inf
+
+    def end() -> None:
+        nonlocal patient_until
+        if not stop.is_set():
+            stop.set()
+            patient_until = loop.time() + _PATIENCE
+        elif loop.time() > patient_until:
+            task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, once)
-    return await work(stop)
+        loop.add_signal_handler(number, end)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        click.echo("ended at once, without a result", err=True)
+        return 1
 
 
 async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
@@ -158,6 +184,7 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
     from exporter.load.verdict import Search
 
     _writable(*(given[name] for name in ("out", "pin", "textfile", "picture")))
+    _affordable(given)
     plan = _plan(given)
     layout = table.markdown if given["markdown"] else table.text
     async with Bench(plan, Live(sys.stderr), stop) as bench:
@@ -176,6 +203,8 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
         result.write(given["out"], file)
     if given["pin"]:
         pin.write(given["pin"], run)
+        if why := pin.unfit(run):
+            click.echo(f"{given['pin']}: no pins are written: {why}", err=True)
     if given["textfile"]:
         textfile.write(given["textfile"], run)
     if given["picture"]:
@@ -278,14 +307,37 @@ def _writable(*paths: Path | None) -> None:
             raise ConfigError([f"{path}: there is no directory {path.parent}"])
 
 
+def _affordable(given: dict[str, Any]) -> None:
+    """Each client of a level has a connection and a request at least. Raises ConfigError."""
+    from exporter.load.sweep import CONCURRENCY
+
+    highest, option = max(given["levels"]), "--levels"
+    if given["variables"]:
+        values = [n for v in given["variables"] if v.name == CONCURRENCY for n in v.values]
+        fixed = dict(given["fix"]).get(CONCURRENCY, 1)
+        if not isinstance(fixed, int) or fixed < 1:
+            raise ConfigError([f"--fix {CONCURRENCY} must be a whole number above 0, got {fixed!r}"])
+        highest = max(map(int, (*values, fixed)))
+        option = f"{'--vary' if highest in values else '--fix'} {CONCURRENCY}"
+    if highest > given["max_requests"]:
+        raise ConfigError(
+            [f"{option}: {highest} clients make more requests than --max-requests {given['max_requests']}"]
+        )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and highest > files - _FILES:
+        raise ConfigError(
+            [f"{option}: {highest} clients need as many open files, and no more than {files} are allowed: ulimit -n"]
+        )
+
+
 @click.command()
 @click.argument("results", nargs=-1, required=True)
 @click.option("--concurrency", type=click.IntRange(1), help="Level compared; else the highest that all have.")
 @click.option("--ignore", multiple=True, help="A condition that may differ as well; repeatable.")
-@click.option("--min-gain", type=click.FloatRange(0), default=0.2, show_default=True, help="ΔT below is no gain.")
-@click.option("--max-p99-rise", type=click.FloatRange(0), default=0.1, show_default=True, help="ΔP99 is too much.")
-@click.option("--memory-ratio", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Of a GPU's memory.")
-@click.option("--max-communication", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of a step.")
+@click.option("--min-gain", type=_Float(0), default=0.2, show_default=True, help="ΔT below is no gain.")
+@click.option("--max-p99-rise", type=_Float(0), default=0.1, show_default=True, help="ΔP99 is too much.")
+@click.option("--memory-ratio", type=_Float(0, 1), default=0.9, show_default=True, help="Of a GPU's memory.")
+@click.option("--max-communication", type=_Float(0, 1), default=0.5, show_default=True, help="Of a step.")
 @click.option("--picture", type=_FILE, help="The curve as SVG.")
 @click.option("--markdown", is_flag=True, help="The table in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -312,6 +364,7 @@ def compare(
 
     try:
         _writable(picture)
+        imports.different(results)
         runs = [named for name in results for named in imports.read(name)]
         rules = comparing.Rules(memory_ratio, min_gain, max_p99_rise, max_communication)
         found = comparing.compare(runs, rules, concurrency=concurrency, ignore=ignore)

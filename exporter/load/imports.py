@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,25 @@ def read(name: str) -> list[tuple[str, Run]]:
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
     runs = _runs(data, str(path), given)
+    for run in runs:
+        for level in run.levels:
+            if flaw := result.flaw(level):
+                raise ConfigError([f"{path}: {flaw}"])
     concurrency = given.pop("concurrency", None)
     told = [msgspec.structs.replace(run, conditions=run.conditions | given) for run in runs]
     if concurrency is not None and any(run.level(int(concurrency)) is None for run in told):
         raise ConfigError([f"{path}: is of another concurrency than {concurrency}"])
     return [(path.name if len(told) == 1 else f"{path.name} #{n}", run) for n, run in enumerate(told, 1)]
+
+
+def different(names: Sequence[str]) -> None:
+    """Raises ConfigError if two of *names* are of one file: it would be compared with itself."""
+    seen: dict[Path, str] = {}
+    for name in names:
+        path = _asked(name)[0].resolve()
+        if path in seen:
+            raise ConfigError([f"{name}: is the same file as {seen[path]}; give two results"])
+        seen[path] = name
 
 
 def _asked(name: str) -> tuple[Path, dict[str, Condition]]:

@@ -26,6 +26,7 @@ TEMPLATE: dict[str, Any] = {"prompt": "{prompt}", "max_tokens": "{output_tokens}
 """Of a body for /generate, where none is given."""
 
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
+_SIZE = {"input_tokens", "output_tokens"}
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -130,24 +131,25 @@ def from_file(path: Path) -> dict[str, Any]:
     text = _text(path)
     source = f"{path.name}, sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
     whole = _object(text)
-    if whole is not None:
+    if whole is not None and not _is_size(whole):
         return {"given": (whole,), "source": source}
-    rows: list[dict[str, Any]] = []
+    rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             row = _object(line)
             if row is None:
                 raise ConfigError([f"{path}:{number}: not a JSON object; write one request, or its lengths, a line"])
-            rows.append(row)
+            rows[number] = row
     if not rows:
         raise ConfigError([f"{path}: holds no request"])
-    sizes = [row.keys() == {"input_tokens", "output_tokens"} for row in rows]
-    if not any(sizes):
-        return {"given": tuple(rows), "source": source}
-    for number, (row, size) in enumerate(zip(rows, sizes, strict=True), 1):
-        if not size or not all(type(n) is int and n > 0 for n in row.values()):
-            raise ConfigError([f"{path}: request {number}: expected input_tokens and output_tokens, each above 0"])
-    return {"pairs": tuple((row["input_tokens"], row["output_tokens"]) for row in rows), "source": source}
+    if not any(map(_is_size, rows.values())):
+        return {"given": tuple(rows.values()), "source": source}
+    for number, row in rows.items():
+        if row.keys() != _SIZE or not all(type(n) is int and n > 0 for n in row.values()):
+            raise ConfigError(
+                [f"{path}:{number}: expected input_tokens and output_tokens, each a whole number above 0"]
+            )
+    return {"pairs": tuple((row["input_tokens"], row["output_tokens"]) for row in rows.values()), "source": source}
 
 
 def template(path: Path) -> dict[str, Any]:
@@ -163,6 +165,11 @@ def template(path: Path) -> dict[str, Any]:
 def streams(body: dict[str, Any]) -> bool:
     """Whether *body* asks for a stream."""
     return body.get("stream") is True
+
+
+def _is_size(row: dict[str, Any]) -> bool:
+    """Whether *row* means lengths, and is no body: well-made or not."""
+    return bool(row) and row.keys() <= _SIZE
 
 
 def _filled(value: Any, values: dict[str, Any]) -> Any:

@@ -12,8 +12,16 @@ _QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
 
 def pins(run: Run) -> tuple[Pin, ...]:
-    """The quantiles of the level that is the baseline; those of a failed request are left out."""
-    return tuple(_pins(run))
+    """The quantiles of the level that is the baseline; those of a failed request are left out, or all if it tripped."""
+    return () if unfit(run) else tuple(_pins(run))
+
+
+def unfit(run: Run) -> str:
+    """Why the baseline of *run* is none to hold a server to; empty if it is one."""
+    tripped = run.verdict.tripped if run.verdict is not None else None
+    if tripped is not None and tripped.concurrency == run.baseline:
+        return f"the {tripped.line} line was crossed at the baseline, concurrency {run.baseline}: {tripped.why}"
+    return "" if run.levels else "no level was measured"
 
 
 def _pins(run: Run) -> Iterator[Pin]:
@@ -53,6 +61,8 @@ def write(path: Path, run: Run) -> int:
     head = (
         f"# P50 to P99 at concurrency {run.baseline}, measured by stopline ramp. For: stopline run --pin {path.name}\n"
     )
+    if why := unfit(run):
+        head = f"# No pins: {' '.join(why.split())}\n"
     new = path.with_name(f".{path.name}.new")
     new.write_text(head + yaml.safe_dump({"pins": rows}, sort_keys=False), encoding="utf-8")
     new.replace(path)

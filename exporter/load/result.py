@@ -5,7 +5,7 @@ text ``inf``, is a quantile that falls among requests which failed: they never g
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,24 @@ def read(data: bytes, name: str) -> File:
     if file.stopline_result != VERSION:
         raise ConfigError([f"{name}: is of version {file.stopline_result}, this stopline reads version {VERSION}"])
     return file
+
+
+def flaw(level: Level) -> str:
+    """What cannot have been measured; empty if all can."""
+    if level.concurrency < 1:
+        return f"a level has concurrency {level.concurrency}, and must have 1 or more"
+    for name, value in msgspec.to_builtins(level).items():
+        if any(not number >= 0 for number in _numbers(value)):
+            return f"{name} at concurrency {level.concurrency} holds a number that is negative or none (NaN)"
+    return ""
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(inner)
 
 
 def _told(value: Any) -> Any:

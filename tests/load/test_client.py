@@ -126,6 +126,46 @@ async def test_a_stream_that_breaks_off(server) -> None:
     assert (await once(await server(handle))).error in ("incomplete", "connection")
 
 
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        ([], "incomplete"),
+        ([json.dumps({"choices": [{"text": " a", "finish_reason": None}]})], "incomplete"),
+        ([json.dumps({"choices": [{"text": " a", "finish_reason": "length"}]})], ""),
+        ([USAGE], ""),
+        (["[DONE]"], ""),
+    ],
+)
+async def test_a_stream_that_ends_early(server, last: list[str], error: str) -> None:
+    assert (await once(await server(streaming(token(), token(), *last)))).error == error
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        ({"token": {"text": " a"}, "generated_text": None}, ""),
+        ({"text": "a", "meta_info": {"completion_tokens": 1}}, ""),
+        ({"text": "a", "meta_info": {"completion_tokens": 1, "finish_reason": {"type": "length"}}}, ""),
+        ({"text": "a", "meta_info": {"completion_tokens": 1, "finish_reason": None}}, "incomplete"),
+    ],
+)
+async def test_the_end_of_a_generate_stream(server, event: object, error: str) -> None:
+    assert (await once(await server(streaming(json.dumps(event))))).error == error
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "event",
+    ['{"choices":7}', "[1,2]", "[]", "null", "7", '{"usage":"x"}', '{"choices":[{"text":7}]}', '{"text":7}',
+     '{"choices":[{"delta":{"content":["a"]}}]}'],
+)  # fmt: skip
+async def test_json_that_is_no_answer(server, event: str, stream: bool) -> None:
+    seen = await once(await server(streaming(token(), event, "[DONE]") if stream else answering(200, event)))
+    assert seen.error == "incomplete"
+    assert seen.detail.startswith("not an answer (Expected ")
+    assert event in seen.detail
+
+
 async def test_a_line_that_never_ends(server) -> None:
     seen = await once(await server(streaming("x" * 1_000_000)))
     assert seen.error == "incomplete"
@@ -171,6 +211,24 @@ async def test_connections_that_the_server_closed_meanwhile_are_no_error() -> No
             seen = [*first, await ask(session, target, BODY), await ask(session, target, BODY)]
     assert [one.error for one in seen] == ["", "", "", "connection"]
     assert next(connections) == 4
+
+
+async def test_a_server_that_had_the_request_and_closed_is_not_asked_again(server) -> None:
+    served = itertools.count(1)
+
+    async def handle(request: web.Request) -> web.Response:
+        if next(served) % 10 == 0:
+            await asyncio.sleep(0.5)
+            assert request.transport is not None
+            request.transport.close()
+        return web.json_response({"choices": [{"text": "a"}]})
+
+    target = await server(handle)
+    async with target.session() as session:
+        seen = [await ask(session, target, BODY) for _ in range(20)]
+    assert [n for n, one in enumerate(seen, 1) if one.error] == [10, 20]
+    assert {one.error for one in seen} == {"", "connection"}
+    assert next(served) == 21
 
 
 async def test_the_loop_measures_what_it_was_asked_for(server) -> None:

@@ -1,14 +1,18 @@
 """`stopline ramp` and `stopline compare` as a user types them."""
 
 import asyncio
+import http.server
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +23,7 @@ from realengine import free_port, get, until
 from exporter import strictyaml
 from exporter.baseline import Pins
 from exporter.cli import main
-from exporter.load import result
+from exporter.load import commands, result
 from exporter.load.result import File, Run
 from exporter.simulator import EngineConfig, Simulation, serve
 
@@ -107,7 +111,27 @@ def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
         (("--token-file", "/none/t"), "/none/t: cannot be read: No such file or directory"),
         (("--body", "/none/b"), "/none/b: no such file"),
         (("--template", "/none/t"), "--template is for --api generate; the other APIs know their body"),
-        (("--max-seconds", "nan"), "--max-seconds must be a number, got nan"),
+        (("--max-seconds", "nan"), "'--max-seconds': must be a finite number, got nan"),
+        (("--timeout", "inf"), "'--timeout': must be a finite number, got inf"),
+        (("--latency-ratio", "inf"), "'--latency-ratio': must be a finite number, got inf"),
+        (("--pause", "1e999"), "'--pause': must be a finite number, got 1e999"),
+        (("--levels", f"1,{10**14}"), "--levels: 100000000000000 clients make more requests than --max-requests 20000"),
+        (
+            ("--vary", f"concurrency=1,{10**14}"),
+            "--vary concurrency: 100000000000000 clients make more requests than --max-requests 20000",
+        ),
+        (
+            ("--vary", "batch=1,2", "--apply", "{value}", "--fix", "concurrency=20001"),
+            "--fix concurrency: 20001 clients make more requests than --max-requests 20000",
+        ),
+        (
+            ("--vary", "concurrency=1,2", "--fix", "concurrency=many"),
+            "--fix concurrency must be a whole number above 0, got 'many'",
+        ),
+        (
+            ("--levels", f"{10**14}", "--max-requests", f"{10**15}"),
+            "--levels: 100000000000000 clients need as many open files, and no more than ",
+        ),
         (("--requests", "0"), "0 is not in the range x>=1"),
         ((), "http://127.0.0.1:9/v1/models does not tell a model; is the server up? Give --model"),
     ],
@@ -139,6 +163,64 @@ def test_ctrl_c_gives_the_result_so_far(url: str, tmp_path: Path) -> None:
     (run,) = result.read(out.read_bytes(), "r.json").runs
     assert 0 < run.levels[0].requests < 5000
     assert not run.levels[0].complete
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes requests and never answers one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+def test_a_warm_up_without_answers_ends_with_all_files(silent: str, tmp_path: Path, number: int | None) -> None:
+    names = ("out", "pin", "textfile", "picture")
+    files = [f"--{name}={tmp_path / name}" for name in names]
+    command = [sys.executable, "-m", "exporter", "ramp", "--url", silent, "--model", "m", *files]
+    seconds = "600" if number else "0.5"
+    process = subprocess.Popen(
+        [*command, "--max-seconds", seconds], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("warm-up"):
+            break
+    if number:
+        process.send_signal(number)
+    printed, errors = process.communicate(timeout=20)
+    assert process.returncode == 1, errors
+    assert "verdict: no line crossed so far, no level was completed; not all levels were measured" in printed
+    assert f"note: {'interrupted' if number else '--max-seconds 0.5 are over'}" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+async def test_only_a_late_second_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hasty(stop: asyncio.Event) -> int:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.01)
+        assert stop.is_set()
+        return 7
+
+    assert await commands._interruptible(hasty) == 7
+    monkeypatch.setattr(commands, "_PATIENCE", 0.0)
+    assert await commands._interruptible(hasty) == 1
+
+
+def test_a_second_ctrl_c_loses_no_file(silent: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    command = [sys.executable, "-m", "exporter", "ramp", "--url", silent, "--model", "m", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("warm-up"):
+            break
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    printed, errors = process.communicate(timeout=20)
+    assert (process.returncode, "note: interrupted" in printed) == (1, True), errors
+    assert result.read(out.read_bytes(), "r.json").runs[0].levels == []
 
 
 def _finished(url: str) -> float:
@@ -184,6 +266,34 @@ def test_memory_ends_a_ramp_as_the_sidecar_sees_it(url: str, tmp_path: Path, nvm
     assert run.conditions["parallelism"] == "TP 1 / PP 1"
 
 
+def test_a_baseline_that_fails_gives_no_pins(tmp_path: Path) -> None:
+    pins = tmp_path / "b.yaml"
+    with answering(500) as url:
+        done = invoke("ramp", "--url", url, "--model", "m", "--levels", "1,2", *SHORT, "--pin", pins)
+    assert done.exit_code == 1
+    why = "the errors line was crossed at the baseline, concurrency 1: 10 server_error"
+    assert f"{pins}: no pins are written: {why}\n" in done.stderr
+    assert strictyaml.load(pins, Pins).pins == ()
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(10)
+
+
 def two(tmp_path: Path, **changes: str) -> tuple[Path, Path]:
     paths = tmp_path / "tp1.json", tmp_path / "tp2.json"
     for path, latency, layout in zip(paths, (1.0, 0.9), ("TP 1 / PP 1", "TP 2 / PP 1"), strict=True):
@@ -214,6 +324,35 @@ def test_compare_refuses_two_differences(tmp_path: Path) -> None:
     assert invoke("compare", one, f"{other}@dtype=int8", "--ignore", "dtype", "--markdown").exit_code == 1
     assert invoke("compare", one).exit_code == 2
     assert invoke("compare").exit_code == 2
+    assert "must be a finite number, got inf" in invoke("compare", one, other, "--min-gain", "inf").stderr
+
+
+def test_compare_refuses_one_file_twice(tmp_path: Path) -> None:
+    one, _ = two(tmp_path)
+    (tmp_path / "again.json").symlink_to(one)
+    for other in (one, f"{one}@batch=2", tmp_path / "again.json"):
+        done = invoke("compare", one, other)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == f"{other}: is the same file as {one}; give two results\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"latencies": ["NaN"]}, "latencies at concurrency 4 holds a number that is negative or none (NaN)"),
+        ({"latencies": [-1.0]}, "latencies at concurrency 4 holds a number that is negative or none (NaN)"),
+        ({"latency": {"p99": "nan"}}, "latency at concurrency 4 holds a number that is negative or none (NaN)"),
+        ({"concurrency": -1}, "a level has concurrency -1, and must have 1 or more"),
+        ({"concurrency": 0}, "a level has concurrency 0, and must have 1 or more"),
+    ],
+)
+def test_compare_refuses_what_nobody_measured(change: dict[str, object], problem: str, tmp_path: Path) -> None:
+    one, other = two(tmp_path)
+    document = json.loads(other.read_text())
+    document["runs"][0]["levels"][0] |= change
+    other.write_text(json.dumps(document))
+    done = invoke("compare", one, other)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"{other}: {problem}\n")
 
 
 def test_compare_reads_what_hey_wrote() -> None:

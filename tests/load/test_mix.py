@@ -107,11 +107,11 @@ def test_lengths_of_a_file_are_spread_over_it(tmp_path: Path) -> None:
         (('{"a": 1}', "text"), "{}:2: not a JSON object; write one request, or its lengths, a line"),
         (
             ('{"input_tokens": 1, "output_tokens": 1}', '{"input_tokens": 0, "output_tokens": 1}'),
-            "{}: request 2: expected input_tokens and output_tokens, each above 0",
+            "{}:2: expected input_tokens and output_tokens, each a whole number above 0",
         ),
         (
             ('{"input_tokens": 1, "output_tokens": 1}', '{"prompt": "a"}'),
-            "{}: request 2: expected input_tokens and output_tokens, each above 0",
+            "{}:2: expected input_tokens and output_tokens, each a whole number above 0",
         ),
     ],
 )
@@ -120,6 +120,28 @@ def test_files_that_hold_no_requests(rows: tuple[str, ...], problem: str, tmp_pa
     with pytest.raises(ConfigError) as error:
         mix.from_file(path)
     assert error.value.problems == (problem.format(path),)
+
+
+@pytest.mark.parametrize(
+    "row",
+    ['{"input_tokens": -1, "output_tokens": 1}', '{"input_tokens": NaN, "output_tokens": 1}',
+     '{"input_tokens": 1, "output_tokens": Infinity}', '{"input_tokens": 1}', '{"output_tokens": 1}',
+     '{"input_tokens": 1.5, "output_tokens": 1}', '{"input_tokens": "1", "output_tokens": null}'],
+)  # fmt: skip
+def test_lengths_that_no_request_has(row: str, tmp_path: Path) -> None:
+    good = '{"input_tokens": 1, "output_tokens": 1}'
+    for line, rows in ((1, [row]), (1, [row, row]), (3, ["", good, row]), (4, [good, "", good, row])):
+        path = write(tmp_path, "r.jsonl", *rows)
+        with pytest.raises(ConfigError) as error:
+            mix.from_file(path)
+        assert error.value.problems == (
+            f"{path}:{line}: expected input_tokens and output_tokens, each a whole number above 0",
+        )
+
+
+def test_one_line_of_lengths_is_no_body(tmp_path: Path) -> None:
+    made = Mix(**mix.from_file(write(tmp_path, "r.jsonl", {"input_tokens": 2, "output_tokens": 3})))
+    assert made.lengths(2) == [(2, 3)] * 2
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
     if given["pin"]:
         pin.write(given["pin"], run)
         if why := pin.unfit(run):
-            click.echo(f"{given['pin']}: no pins are written: {why}", err=True)
+            click.echo(f"{given['pin']}: no pins are written, what is there stays: {why}", err=True)
     if given["textfile"]:
         textfile.write(given["textfile"], run)
     if given["picture"]:

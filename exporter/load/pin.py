@@ -47,7 +47,12 @@ def _pins(run: Run) -> Iterator[Pin]:
 
 
 def write(path: Path, run: Run) -> int:
-    """The pins of *run* as the file at *path*, replaced at once; how many they are. Raises OSError."""
+    """The pins of *run* as the file at *path*, replaced at once; how many they are. Raises OSError.
+
+    Where they are none to hold a server to, a file that is there stays as it is.
+    """
+    if unfit(run):
+        return 0
     rows = []
     for pin in pins(run):
         row: dict[str, object] = {
@@ -61,8 +66,6 @@ def write(path: Path, run: Run) -> int:
     head = (
         f"# P50 to P99 at concurrency {run.baseline}, measured by stopline ramp. For: stopline run --pin {path.name}\n"
     )
-    if why := unfit(run):
-        head = f"# No pins: {' '.join(why.split())}\n"
     new = path.with_name(f".{path.name}.new")
     new.write_text(head + yaml.safe_dump({"pins": rows}, sort_keys=False), encoding="utf-8")
     new.replace(path)

@@ -268,12 +268,13 @@ def test_memory_ends_a_ramp_as_the_sidecar_sees_it(url: str, tmp_path: Path, nvm
 
 def test_a_baseline_that_fails_gives_no_pins(tmp_path: Path) -> None:
     pins = tmp_path / "b.yaml"
+    pins.write_text("pins: []  # good ones of before\n")
     with answering(500) as url:
         done = invoke("ramp", "--url", url, "--model", "m", "--levels", "1,2", *SHORT, "--pin", pins)
     assert done.exit_code == 1
     why = "the errors line was crossed at the baseline, concurrency 1: 10 server_error"
-    assert f"{pins}: no pins are written: {why}\n" in done.stderr
-    assert strictyaml.load(pins, Pins).pins == ()
+    assert f"{pins}: no pins are written, what is there stays: {why}\n" in done.stderr
+    assert pins.read_text() == "pins: []  # good ones of before\n"
 
 
 @contextmanager

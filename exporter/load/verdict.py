@@ -161,7 +161,7 @@ class Search:
             notes.append(f"client_limited at concurrency {_listed(slow)}: the client, not the server, may be measured")
         if any(level.engine is None for level in self.measured.values()):
             notes.append("memory, queue and step were not judged: give --sidecar")
-        elif not any(level.engine and level.engine.memory for level in self.measured.values()):
+        elif self.measured and not any(level.engine and level.engine.memory for level in self.measured.values()):
             notes.append("GPU memory was not judged: the sidecar reads no GPU")
         finished = self.bad is not None or (all(level in self.measured for level in self.levels) and not self._over)
         return Verdict(self._text(finished), self.good, self.bad, finished, notes)

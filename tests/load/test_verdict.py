@@ -186,6 +186,7 @@ def test_an_interrupted_ramp_tells_how_far_it_came() -> None:
     empty = Search((1, 2))
     empty.stop("interrupted")
     assert empty.verdict().text == "no line crossed so far, no level was completed; not all levels were measured"
+    assert empty.verdict().notes == ["interrupted"]
 
 
 def test_a_client_that_is_its_own_limit_is_named() -> None:

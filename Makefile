@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST := -m "not engine" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools boards packages clean
+.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools boards coverage packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
 
 test: packages lint
+	$(BIN)/python -m pytest $(PYTEST)
+
+coverage: packages lint
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not engine" -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/coverage run -m pytest $(PYTEST)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -7,6 +7,17 @@ import pytest
 GOLDEN = Path(__file__).parent / "golden"
 
 
+_LONG = (
+    *("test_pages.py", "test_boards_live.py", "test_judge.py", "test_replay.py", "test_rules.py", "test_faults.py"),
+    *("test_sidecar.py", "test_attack.py", "test_demo.py", "test_webfile.py", "test_ramp.py", "test_real_llamacpp.py"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first: each goes to one worker whole, and the last to begin one keeps all others waiting."""
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
+
+
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ and review the diff")
 

@@ -175,7 +175,7 @@ HEADER = (
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="*", choices=[*SERVERS, []], default=[*SERVERS])
+    parser.add_argument("servers", nargs="*", choices=[*SERVERS, "all"], default="all")
     parser.add_argument("--levels", type=int, nargs="*", default=[1, 4, 8, 16])
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
@@ -185,7 +185,7 @@ if __name__ == "__main__":
         sys.exit("hey is missing: apt-get install hey")
     for line in table.markdown(HEADER, [])[:2]:
         print(line, flush=True)
-    for server in arguments.servers:
+    for server in SERVERS if "all" in arguments.servers else arguments.servers:
         began, all_of_it = time.monotonic(), []
         with tempfile.TemporaryDirectory() as directory:
             settings = arguments.levels, arguments.requests, arguments.rounds, arguments.beside

@@ -4,9 +4,10 @@
     make bench-tools                             # the simulated server, a real llama.cpp and a real vLLM
     python tests/bench/beside_tools.py llamacpp  # one of them; Markdown on standard output
 
-In turns, so that whatever else the machine does meets all of them alike; each figure is the median of the rounds.
-hey (Debian package) and ramp send the same body, not streamed; `vllm bench serve` and ramp stream answers of the same
-length to other prompts. What a tool differs from itself between its rounds is told too: closer than that none can be.
+At the same time, so that whatever else the machine does meets both alike: the one that is up first begins as soon as
+the server has the other's requests, and each has as many clients and makes as many requests. Each figure is the median
+of the rounds. hey (Debian package) and ramp send the same body, not streamed; `vllm bench serve` and ramp stream answers of the same
+length to other prompts. What a tool differs from itself between its rounds is told too.
 """
 
 import argparse
@@ -21,8 +22,10 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ from exporter.load.result import Level
 from exporter.simulator import EngineConfig, Simulation, serve
 
 TOKENS = 16
+BUSY = r"""until curl -sf {url}/metrics | grep -qE '^(vllm:num_requests_running|llamacpp:requests_processing)\b.* [1-9]'
+do sleep 0.1; done"""
 LONGEST = 240  # seconds for one run of one tool
 
 
@@ -86,6 +91,7 @@ def ramp(url: str, concurrency: int, requests: int, folder: Path, *options: str 
 
 
 def hey(url: str, concurrency: int, requests: int, folder: Path, body: Path) -> Level:
+    subprocess.run(["bash", "-c", BUSY.format(url=url)], check=True, timeout=LONGEST)
     command = ["hey", "-n", str(requests), "-c", str(concurrency), "-t", "60", "-m", "POST", "-T", "application/json"]
     text = subprocess.run(
         [*command, "-D", str(body), "-o", "csv", f"{url}/v1/completions"],
@@ -97,7 +103,7 @@ def hey(url: str, concurrency: int, requests: int, folder: Path, body: Path) -> 
     return imports.read(f"{folder / 'hey.csv'}@concurrency={concurrency}")[0][1].levels[0]
 
 
-def bench_serve(url: str, model: str, concurrency: int, requests: int, folder: Path) -> Level:
+def bench_serve(model: str, url: str, concurrency: int, requests: int, folder: Path) -> Level:
     root, out = ensure("vllm"), folder / "vllm.json"
     command = [root / "venv/bin/vllm", "bench", "serve", "--backend", "openai", "--base-url", url, "--model", model]
     command += ["--tokenizer", root / "tiny-hy3", "--dataset-name", "random", "--random-input-len", str(TOKENS)]
@@ -121,6 +127,14 @@ def words(url: str, model: str) -> int:
     return max(round(TOKENS * 64 / tokens), 1)
 
 
+def together(other: Callable[[], Level], ours: Callable[[], Level]) -> tuple[Level, Level]:
+    """What both measured at once."""
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(other)
+        mine = ours()
+        return theirs.result(), mine
+
+
 def rounds(
     name: str, levels: list[int], requests: int, count: int, beside: list[str], folder: Path
 ) -> Iterator[tuple[str, int, Level]]:
@@ -129,16 +143,17 @@ def rounds(
         body = folder / "body.json"
         given: dict[str, Any] = {"model": model, "prompt": "step queue token", "max_tokens": TOKENS, "ignore_eos": True}
         body.write_text(json.dumps(given | {"temperature": 0}))
-        length = words(url, model)
+        late = ("--input-tokens", str(words(url, model)), "--output-tokens", str(TOKENS))
+        late += ("--reset", BUSY.format(url=url))
         for concurrency in levels:
+            size = url, concurrency, requests, folder
             for _ in range(count):
                 if "hey" in beside:
-                    yield "hey", concurrency, hey(url, concurrency, requests, folder, body)
-                    yield "ramp, not streamed", concurrency, ramp(url, concurrency, requests, folder, "--body", body)
+                    theirs, ours = together(partial(hey, *size, body), partial(ramp, *size, "--body", body))
+                    yield from (("hey", concurrency, theirs), ("ramp, not streamed", concurrency, ours))
                 if "vllm" in beside:
-                    yield "vllm bench serve", concurrency, bench_serve(url, model, concurrency, requests, folder)
-                    generated = ("--input-tokens", str(length), "--output-tokens", str(TOKENS))
-                    yield "ramp, streamed", concurrency, ramp(url, concurrency, requests, folder, *generated)
+                    theirs, ours = together(partial(bench_serve, model, *size), partial(ramp, *size, *late))
+                    yield from (("vllm bench serve", concurrency, theirs), ("ramp, streamed", concurrency, ours))
 
 
 FIGURES = ("requests_per_second", "p50", "p99")
@@ -169,14 +184,14 @@ def _figure(level: Level, figure: str) -> float:
 
 
 HEADER = (
-    *("server", "clients", "tool", "req/s", "P50", "P99", "Δ req/s", "Δ P50", "Δ P99"),
+    *("server", "clients of each", "tool", "req/s", "P50", "P99", "Δ req/s", "Δ P50", "Δ P99"),
     *("between its rounds", "client's CPU, of a core"),
 )
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="*", choices=[*SERVERS, "all"], default="all")
-    parser.add_argument("--levels", type=int, nargs="*", default=[1, 4, 8, 16])
+    parser.add_argument("--levels", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beside", nargs="*", choices=["hey", "vllm"], default=["hey", "vllm"])

@@ -35,6 +35,12 @@ class Window:
     counts: tuple[int, ...]
     sum: float
 
+    @property
+    def width(self) -> float:
+        """Mean width of the buckets that the values are in, in seconds; that without an upper bound has no end."""
+        ends = zip((0.0, *self.bounds), (*self.bounds, math.inf), self.counts, strict=True)
+        return sum(n * (high - low) for low, high, n in ends if n > 0) / (sum(self.counts) or 1)
+
 
 @dataclass(frozen=True, slots=True)
 class _Group:

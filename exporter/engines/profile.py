@@ -233,9 +233,9 @@ class PageRule:
     label, beside *label_value*), *less* takes another off, the first that is there. *count* is how many observations
     a counter of their sum holds, for a histogram that is told as two counters. Of a counter, *less* names those whose
     increase is taken off, for another family counts it already; with *open*, gauges of what is under way, what is left
-    counts once it is neither finished (*less*) nor open any more: that has gone away. Of queue waits that are told as
-    requests end, *latency* and *decode* name the histograms of the same requests' times from arrival and from first
-    token to the end.
+    counts once it is neither finished (*less*) nor open any more: that has gone away. Of times that are told as
+    requests end, *decode* names the histogram of the same requests' times from first token to the end, and of queue
+    waits *latency* that from their arrival.
     """
 
     sample: str | tuple[str, ...] = ""

@@ -4,7 +4,7 @@ Told by the sidecar where there is one. Without it by what the client sees: the 
 the time between tokens for the step.
 """
 
-from exporter.load.result import Level
+from exporter.load.result import Level, Quantiles
 
 _QUEUE_GREW = 0.2  # by so much of the baseline's P99
 _STEP_GREW = 1.2  # times the baseline's
@@ -22,15 +22,23 @@ def cause(level: Level, baseline: Level) -> str:
 
 
 def _queue(level: Level, baseline: Level) -> float | None:
-    """By how much of the baseline's P99 the longest waits grew: few wait first, and they make the P99."""
-    now, then, whole = _wait(level), _wait(baseline), baseline.latency.p99
-    return (now - then) / whole if now is not None and then is not None and whole else None
+    """By how much of the baseline's latency the waits grew, the longest or the usual ones, whichever is more.
+
+    Few wait first, and they make the P99; but one stall at the baseline makes its P99, and then the median tells.
+    """
+    now, then, whole = _wait(level), _wait(baseline), baseline.latency
+    grown = [
+        (after - before) / of
+        for after, before, of in ((now.p99, then.p99, whole.p99), (now.p50, then.p50, whole.p50))
+        if after is not None and before is not None and of
+    ]
+    return max(grown, default=None)
 
 
-def _wait(level: Level) -> float | None:
+def _wait(level: Level) -> Quantiles:
     if level.engine is not None and level.engine.queue_wait.p99 is not None:
-        return level.engine.queue_wait.p99
-    return level.first_token.p99
+        return level.engine.queue_wait
+    return level.first_token
 
 
 def _step(level: Level, baseline: Level) -> float | None:

@@ -85,7 +85,9 @@ class _Answer(msgspec.Struct):
         """Whether a stream may end here; one of /generate may anywhere, unless it tells its end."""
         if self.choices is None:
             return self.meta_info is None or self.meta_info.finish_reason is not None
-        return self.usage is not None or any(choice.finish_reason is not None for choice in self.choices)
+        if not self.choices:
+            return self.usage is not None  # with a choice beside it, usage is told all along
+        return any(choice.finish_reason is not None for choice in self.choices)
 
 
 _DECODER = msgspec.json.Decoder(_Answer)

@@ -311,6 +311,8 @@ def _affordable(given: dict[str, Any]) -> None:
     """Each client of a level has a connection and a request at least. Raises ConfigError."""
     from exporter.load.sweep import CONCURRENCY
 
+    if given["warm_up"] > given["max_requests"]:
+        raise ConfigError([f"--warm-up: {given['warm_up']} is more than --max-requests {given['max_requests']}"])
     highest, option = max(given["levels"]), "--levels"
     if given["variables"]:
         values = [n for v in given["variables"] if v.name == CONCURRENCY for n in v.values]

@@ -27,6 +27,7 @@ TEMPLATE: dict[str, Any] = {"prompt": "{prompt}", "max_tokens": "{output_tokens}
 
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 _SIZE = {"input_tokens", "output_tokens"}
+_MOST_TOKENS = 10_000_000  # the longest context that models have
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -44,8 +45,8 @@ class Lengths:
         if match is None:
             raise ValueError(f"must be a number of tokens such as 256, or a range such as 64-512, got {text!r}")
         least, most = int(match[1]), int(match[2] or match[1])
-        if not 1 <= least <= most:
-            raise ValueError(f"must be at least 1, the lower end first, got {text!r}")
+        if not 1 <= least <= most <= _MOST_TOKENS:
+            raise ValueError(f"must be 1 to {_MOST_TOKENS}, the lower end first, got {text!r}")
         return cls(least, most)
 
     def spread(self, count: int) -> list[int]:
@@ -145,9 +146,9 @@ def from_file(path: Path) -> dict[str, Any]:
     if not any(map(_is_size, rows.values())):
         return {"given": tuple(rows.values()), "source": source}
     for number, row in rows.items():
-        if row.keys() != _SIZE or not all(type(n) is int and n > 0 for n in row.values()):
+        if row.keys() != _SIZE or not all(type(n) is int and 0 < n <= _MOST_TOKENS for n in row.values()):
             raise ConfigError(
-                [f"{path}:{number}: expected input_tokens and output_tokens, each a whole number above 0"]
+                [f"{path}:{number}: expected input_tokens and output_tokens, each a whole number, 1 to {_MOST_TOKENS}"]
             )
     return {"pairs": tuple((row["input_tokens"], row["output_tokens"]) for row in rows.values()), "source": source}
 

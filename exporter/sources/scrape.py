@@ -356,7 +356,7 @@ class ScrapeSource:
             if told or not any((*window.counts, window.sum)):
                 continue
             moved = True
-            scaled = refine.Window(tuple(b * rule.scale for b in window.bounds), window.counts, window.sum * rule.scale)
+            scaled = _scaled(window, rule.scale)
             labels = self._labels(family, rule, native, model)
             engine = self._labels(catalog.RUNNING, rule, native, model)
             running = self._gauges.get((catalog.RUNNING, engine), 0.0)
@@ -369,18 +369,20 @@ class ScrapeSource:
                 self._store.observe(family, labels, value, count, origin="metrics")
         return moved
 
-    def _ended(self, page: Page, rule: PageRule, native: dict[str, str], waits: refine.Window) -> Ended | None:
-        """What the page tells beside the *waits* of the requests that ended; None if not all of it."""
-        latency, decode = (
-            next((self._increases.window(group) for labels, group in histograms(page, name) if labels == native), None)
-            if name
-            else None
-            for name in (rule.latency, rule.decode)
-        )
-        if latency is None or decode is None or not sum(waits.counts):
+    def _ended(self, page: Page, rule: PageRule, native: dict[str, str], window: refine.Window) -> Ended | None:
+        """What the page tells beside the *window* of the requests that ended; None without their decode times."""
+        latency, decode = (self._beside(page, name, native, rule.scale) for name in (rule.latency, rule.decode))
+        if decode is None or not sum(window.counts):
             return None
-        decode = refine.Window(tuple(b * rule.scale for b in decode.bounds), decode.counts, decode.sum * rule.scale)
-        return Ended(decode, (latency.sum * rule.scale - decode.sum - waits.sum) / sum(waits.counts))
+        if latency is None:
+            return Ended(decode)
+        return Ended(decode, (latency.sum - decode.sum - window.sum) / sum(window.counts))
+
+    def _beside(self, page: Page, name: str, native: dict[str, str], scale: float) -> refine.Window | None:
+        """What came into another histogram of the same labels."""
+        group = next((group for labels, group in histograms(page, name) if labels == native), None) if name else None
+        window = None if group is None else self._increases.window(group)
+        return None if window is None else _scaled(window, scale)
 
     def _tell(self, reason: str, detail: str) -> None:
         """Say what has changed; repeats are not worth a line."""
@@ -396,6 +398,10 @@ def _turn(rules: tuple[str, object]) -> tuple[bool, bool]:
     """Gauges first and first tokens before other times: how queue waits are spread is taken from both."""
     family = catalog.BY_SHORT[rules[0]]
     return family.kind != "gauge", family is not catalog.FIRST_TOKEN
+
+
+def _scaled(window: refine.Window, scale: float) -> refine.Window:
+    return refine.Window(tuple(bound * scale for bound in window.bounds), window.counts, window.sum * scale)
 
 
 def _fits(native: dict[str, str], rule: PageRule) -> bool:

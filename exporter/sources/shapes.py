@@ -2,7 +2,8 @@
 
 Queue waits are spread as the times to first token of those requests which may be ending now, less the time that serving
 took. Where the page tells how long ago the first tokens of those that end were (their decode times), these are the
-first tokens of then; else as many of the last as requests are running and have ended. All other times mix requests of
+first tokens of then; else as many of the last as requests are running and have ended. Latencies are spread as those
+first tokens and what has passed since are together, where that is known closely enough. All other times mix requests of
 all sorts, and are spread as the last of their own are.
 
 Who gets a first token between two polls was scheduled in turn and waited about as long as the one before, so these
@@ -23,19 +24,20 @@ _OWN = 30  # values; with 10 of them the P50 of the latency is a third further o
 _NEAR = 0.2  # of their bucket, over which first tokens of one poll are spread
 _NEAR_PARTS = 3
 _SERVED = 0.75  # of the mean time that serving takes before the first token: what nobody was served faster
+_TELLING = 0.3  # of the width of the latencies' buckets, below which those of the decode times tell more than the last
 _MOST = 4096  # values remembered
 _POLLS = 16  # from which first tokens are taken, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What else the page tells of the requests of a window of queue waits: when their first tokens were.
+    """What else the page tells of the requests that a window is of: when their first tokens were.
 
-    *serving* is their mean time to first token without the wait, in seconds.
+    *serving* is their mean time to first token without the wait, in seconds; None where that is not known.
     """
 
     decode: refine.Window
-    serving: float
+    serving: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +76,19 @@ class _Recent:
             count -= poll.count
         return found
 
-    def before(self, ages: refine.Window, began: float, ended: float) -> refine.Placed:
-        """Those that were so long ago, seen from some moment between *began* and *ended*."""
-        shares: dict[int, float] = defaultdict(float)
+    def before(self, ages: refine.Window, began: float, ended: float, *, aged: bool = False) -> refine.Placed:
+        """Those that were so long ago, seen from some moment between *began* and *ended*; if *aged*, with that time."""
+        now = (began + ended) / 2
+        found: list[tuple[float, float]] = []
         for low, high, count in zip((0.0, *ages.bounds), (*ages.bounds, math.inf), ages.counts, strict=True):
             if count > 0:
-                found = list(self._between(began - high, ended - low))
-                total = sum(n for _, n in found)
-                for index, n in found:
-                    shares[index] += count * n / total
-        return [
-            (value, n * share / poll.count)
-            for index, share in shares.items()
-            for poll in (self.polls[index],)
-            for value, n in poll.placed
-        ]
+                polls = list(self._between(began - high, ended - low))
+                total = sum(n for _, n in polls)
+                for index, n in polls:
+                    poll = self.polls[index]
+                    age = min(max(now - (poll.began + poll.ended) / 2, low), high) if aged else 0.0
+                    found += [(value + age, each * count * n / total / poll.count) for value, each in poll.placed]
+        return found
 
     def _between(self, began: float, ended: float) -> Iterator[tuple[int, float]]:
         """Which polls these moments are in, and how many values of each."""
@@ -135,8 +135,11 @@ class Shapes:
             first = self._recent[catalog.FIRST_TOKEN, labels, rank]
             if ended is not None:
                 shape = first.before(ended.decode, self._before, self._now)
-                least = max(0.0, _SERVED * ended.serving)
+                least = None if ended.serving is None else max(0.0, _SERVED * ended.serving)
             shape = shape or first.last(running + sum(window.counts))
+        elif family is catalog.LATENCY and ended is not None and ended.decode.width < _TELLING * window.width:
+            first = self._recent[catalog.FIRST_TOKEN, labels, rank]
+            shape = first.before(ended.decode, self._before, self._now, aged=True)
         placed = refine.values(window, longest, shape or own.last(_OWN), least, parts)
         if placed:
             own.add(self._before, self._now, placed)

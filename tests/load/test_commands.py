@@ -132,6 +132,7 @@ def test_a_sweep_prints_its_tables(url: str, tmp_path: Path) -> None:
             ("--levels", f"{10**14}", "--max-requests", f"{10**15}"),
             "--levels: 100000000000000 clients need as many open files, and no more than ",
         ),
+        (("--warm-up", "20001"), "--warm-up: 20001 is more than --max-requests 20000"),
         (("--requests", "0"), "0 is not in the range x>=1"),
         ((), "http://127.0.0.1:9/v1/models does not tell a model; is the server up? Give --model"),
     ],

@@ -26,8 +26,9 @@ def test_lengths_are_read_and_told_alike() -> None:
     ("text", "problem"),
     [
         ("many", "must be a number of tokens such as 256, or a range such as 64-512, got 'many'"),
-        ("0", "must be at least 1, the lower end first, got '0'"),
-        ("9-3", "must be at least 1, the lower end first, got '9-3'"),
+        ("0", "must be 1 to 10000000, the lower end first, got '0'"),
+        ("9-3", "must be 1 to 10000000, the lower end first, got '9-3'"),
+        ("5-10000001", "must be 1 to 10000000, the lower end first, got '5-10000001'"),
     ],
 )
 def test_lengths_that_cannot_be(text: str, problem: str) -> None:
@@ -107,11 +108,11 @@ def test_lengths_of_a_file_are_spread_over_it(tmp_path: Path) -> None:
         (('{"a": 1}', "text"), "{}:2: not a JSON object; write one request, or its lengths, a line"),
         (
             ('{"input_tokens": 1, "output_tokens": 1}', '{"input_tokens": 0, "output_tokens": 1}'),
-            "{}:2: expected input_tokens and output_tokens, each a whole number above 0",
+            "{}:2: expected input_tokens and output_tokens, each a whole number, 1 to 10000000",
         ),
         (
             ('{"input_tokens": 1, "output_tokens": 1}', '{"prompt": "a"}'),
-            "{}:2: expected input_tokens and output_tokens, each a whole number above 0",
+            "{}:2: expected input_tokens and output_tokens, each a whole number, 1 to 10000000",
         ),
     ],
 )
@@ -126,7 +127,7 @@ def test_files_that_hold_no_requests(rows: tuple[str, ...], problem: str, tmp_pa
     "row",
     ['{"input_tokens": -1, "output_tokens": 1}', '{"input_tokens": NaN, "output_tokens": 1}',
      '{"input_tokens": 1, "output_tokens": Infinity}', '{"input_tokens": 1}', '{"output_tokens": 1}',
-     '{"input_tokens": 1.5, "output_tokens": 1}', '{"input_tokens": "1", "output_tokens": null}'],
+     '{"input_tokens": 10000001, "output_tokens": 1}', '{"input_tokens": 1.5, "output_tokens": 1}', '{"input_tokens": "1", "output_tokens": null}'],
 )  # fmt: skip
 def test_lengths_that_no_request_has(row: str, tmp_path: Path) -> None:
     good = '{"input_tokens": 1, "output_tokens": 1}'
@@ -135,7 +136,7 @@ def test_lengths_that_no_request_has(row: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as error:
             mix.from_file(path)
         assert error.value.problems == (
-            f"{path}:{line}: expected input_tokens and output_tokens, each a whole number above 0",
+            f"{path}:{line}: expected input_tokens and output_tokens, each a whole number, 1 to 10000000",
         )
 
 

@@ -1,4 +1,4 @@
-"""Queue waits are spread as the first tokens of those requests that end now, where the page tells when these were."""
+"""Waits and latencies are spread by the first tokens of those who end now, where the page tells when these were."""
 
 import math
 from bisect import bisect_left
@@ -13,11 +13,11 @@ BOUNDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0)
 LABELS = ("m",)
 
 
-def window(observed: list[float]) -> Window:
-    counts = [0] * (len(BOUNDS) + 1)
+def window(observed: list[float], bounds: tuple[float, ...] = BOUNDS) -> Window:
+    counts = [0] * (len(bounds) + 1)
     for value in observed:
-        counts[bisect_left(BOUNDS, value)] += 1
-    return Window(BOUNDS, tuple(counts), math.fsum(observed))
+        counts[bisect_left(bounds, value)] += 1
+    return Window(bounds, tuple(counts), math.fsum(observed))
 
 
 def place(waits: list[float], decode: list[float] | None) -> list[float]:
@@ -37,6 +37,28 @@ def place(waits: list[float], decode: list[float] | None) -> list[float]:
 def test_the_first_tokens_are_those_of_when_it_was() -> None:
     """Of two one had its first token in the fourth second, and waited."""
     assert place([0.0001, 0.2], [0.1, 4.9]) == pytest.approx([0, 0.2], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("decode", "told"),
+    [
+        pytest.param(tuple(n / 2 for n in range(1, 20)), [5.2, 8.16], id="closely"),
+        pytest.param(BOUNDS, [6.68, 6.68], id="no-closer-than-the-latency-itself"),
+    ],
+)
+def test_a_latency_is_the_first_token_and_what_has_passed_since(decode: tuple[float, ...], told: list[float]) -> None:
+    """Of two in one bucket one had its first token in the first second and the other, late, in the sixth."""
+    shapes = Shapes()
+    shapes.turn(0.0)
+    for second in range(1, 10):
+        shapes.turn(float(second))
+        first = {1: [0.06], 6: [1.4]}.get(second, [])
+        shapes.place(catalog.FIRST_TOKEN, LABELS, "0", window(first), math.inf, 2.0)
+    ended = Ended(window([8.1, 3.8], decode))
+    placed = shapes.place(catalog.LATENCY, LABELS, "0", window([8.16, 5.2]), math.inf, 2.0, ended)
+    assert placed is not None
+    assert sorted(v for v, n in placed for _ in range(n)) == pytest.approx(told, abs=0.3)
+    assert math.fsum(value * n for value, n in placed) == pytest.approx(13.36)
 
 
 def test_without_decode_times_the_last_first_tokens_count() -> None:

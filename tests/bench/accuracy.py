@@ -57,7 +57,7 @@ _PROFILE = replace(  # what no time depends on is left out: parsing it would tak
     _BUNDLED,
     metrics={s: r for s, r in _BUNDLED.metrics.items() if s == "requests_running" or BY_SHORT[s] in SIGNALS.values()},
 )
-_WITHOUT_DECODE = replace(  # times from first token to the end are on vLLM's page alone
+_WITHOUT_DECODE = replace(  # times from first token to the end are not on the pages of SGLang and TGI
     _PROFILE,
     metrics={s: tuple(replace(r, latency="", decode="") for r in rules) for s, rules in _PROFILE.page_rules().items()},
 )

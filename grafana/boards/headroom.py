@@ -9,24 +9,22 @@ from .panels import (
     GREEN,
     GREY,
     RED,
-    STATES,
     UNJUDGED,
     Shown,
     cells,
     color,
     gauge_column,
+    joined,
     limit,
     line,
     lines,
     query,
     right,
     row,
-    rows,
     stacked,
     values,
-    words,
 )
-from .promql import RATE, REPLICA, labelled, of, of_model, replica, threshold, worst
+from .promql import RATE, REPLICA, how_many, labelled, of, of_model, replica, threshold, worst
 
 UID = boards.HEADROOM
 UNSEEN = "cannot be judged: no sidecar sees a GPU, and no dcgm-exporter tells of these pods"
@@ -55,7 +53,8 @@ def board() -> Dashboard:
         )
     )
     made = made.with_row(row("Now"))
-    for panel in (_state(), _least(), _kv(), _evicted()):
+    state = boards.state("memory", "Memory line", legend="memory", width=6)
+    for panel in (state, _least(), _kv(), _evicted()):
         made = made.with_panel(panel)
     made = made.with_panel(_table())
     made = made.with_row(row("Over time"))
@@ -79,19 +78,6 @@ def _grown() -> str:
 
 
 # now
-
-
-def _state() -> Shown:
-    return values(
-        "Memory line",
-        "State of the memory line on the worst of the selected replicas, as the alert rules have it.",
-        query(f"max({of('stopline:line:state', line='memory')})", "memory", instant=True),
-        unit="short",
-        empty="cannot be judged: no rule of Stopline has been evaluated for these replicas",
-        width=6,
-        filled=True,
-        named=False,
-    ).mappings(words(STATES))
 
 
 def _least() -> Shown:
@@ -167,24 +153,16 @@ def _table() -> Shown:
         "peak, 60 s": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_used_peak_bytes')})",
         "total": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_total_bytes')})",
     }
-    first = replica(f"max by ({_GPU}, name, mig) ({_gpu('stopline_gpu_info')})")
-    letters = [chr(ord("B") + at) for at in range(len(asked))]
-    panel = rows(
+    panel = joined(
         "Each GPU",
         "Memory of each GPU or MIG instance. Of an engine that takes its memory when it starts, much use is its resting "
         "state, and what it has grown by since is what counts.",
-        query(first, rows=True),
-        *(query(each, rows=True) for each in asked.values()),
+        replica(f"max by ({_GPU}, name, mig) ({_gpu('stopline_gpu_info')})"),
+        [("replica", "replica"), ("gpu", "GPU"), ("name", "device"), ("mig", "MIG")],
+        asked,
+        after=[("uuid", "uuid")],
         unit="bytes",
         empty=UNSEEN,
-        columns=[
-            ("replica", "replica"),
-            ("gpu", "GPU"),
-            ("name", "device"),
-            ("mig", "MIG"),
-            *((f"Value #{letter}", head) for letter, head in zip(letters, asked, strict=True)),
-            ("uuid", "uuid"),
-        ],
         height=9,
         sort="free",
         descending=False,
@@ -273,9 +251,7 @@ def _preemptions() -> Shown:
 
 
 def _utilization() -> Shown:
-    lost = labelled(
-        f"count({of('stopline_gpu_up')} == 0) or 0 * count({of('stopline_gpu_up')})", text="GPUs that are lost"
-    )
+    lost = labelled(how_many(f"{of('stopline_gpu_up')} == 0", of("stopline_gpu_up")), text="GPUs that are lost")
     return lines(
         "GPUs: busy, or lost",
         "Share of time in which a kernel ran, of the ten that were idlest (absent on MIG instances); and how many GPUs "

@@ -54,6 +54,11 @@ def quantile(q: float, name: str, /, *matchers: str, by: str = "", **equal: str)
     return f"histogram_quantile({q}, sum by ({labels}) (rate({series}))) >= 0"
 
 
+def how_many(series: str, among: str) -> str:
+    """How many series there are, 0 where there is none *among* some; nothing where these are not there either."""
+    return f"count({series}) or 0 * count({among})"
+
+
 def replica(expression: str) -> str:
     """With a label `replica`: the pod, or where there is none the scraped address."""
     named = f'label_replace({expression}, "replica", "$1", "instance", "(.*)")'

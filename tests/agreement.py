@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from pathlib import Path
 
 import yaml
@@ -22,7 +22,8 @@ OVER, UNKNOWN = "tripped", "unknown"
 """What becomes a page soon may be *unknown* to one of the two until then."""
 LATE = {OVER: EVERY, UNKNOWN: 3 * EVERY}
 """Seconds by which one of the two may be later. One evaluation, half a minute of the real rules: a scrape may come that
-late, and Prometheus extrapolates. That something is missing the rules say once it was for a minute."""
+late, and Prometheus extrapolates. That something is missing the rules say once it was for a minute: what is over by
+then, only the page says."""
 DIP = 2 * EVERY
 """So long may one of the two miss a peak of a gauge that the other sees: they look at different moments."""
 NOT_NEEDED = re.compile("alerts|cause|capacity")
@@ -110,11 +111,18 @@ def _apart(
 ) -> list[float]:
     """Moments at which *one* says it, and none of the *others* does so then, or shortly before or after."""
     steps = [n * EVERY for n in range(-round(late / EVERY), round(late / EVERY) + 1)]
-    return [
+    found = [
         at
         for at in moments
         if one.get(at) and not any(other.get(round(at + step, 3)) for other in others for step in steps)
     ]
+    return [at for at in found if _in_a_row(one, at) * EVERY > late - EVERY]
+
+
+def _in_a_row(one: Mapping[float, bool], at: float) -> int:
+    """How many evaluations around *at* say it, one after the other."""
+    ways = (takewhile(lambda n: one.get(round(at + n * EVERY, 3)), count(way, way)) for way in (-1, 1))
+    return 1 + sum(len(list(way)) for way in ways)
 
 
 def _without_dips(over: Mapping[float, bool]) -> dict[float, bool]:

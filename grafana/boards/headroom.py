@@ -24,7 +24,7 @@ from .panels import (
     stacked,
     values,
 )
-from .promql import RATE, REPLICA, how_many, labelled, of, of_model, replica, threshold, worst
+from .promql import RATE, REPLICA, alive, how_many, labelled, of, of_model, replica, threshold, worst
 
 UID = boards.HEADROOM
 UNSEEN = "cannot be judged: no sidecar sees a GPU, and no dcgm-exporter tells of these pods"
@@ -74,7 +74,8 @@ def _gpu(name: str, /, **equal: str) -> str:
 
 
 def _grown() -> str:
-    return f"{_gpu('stopline_gpu_memory_used_bytes')} - on ({_GPU}) {_gpu('stopline_gpu_memory_plateau_bytes')}"
+    used, rest = _gpu("stopline_gpu_memory_used_bytes"), _gpu("stopline_gpu_memory_plateau_bytes")
+    return alive(f"({used} - on ({_GPU}) {rest})")
 
 
 # now
@@ -86,15 +87,15 @@ def _least() -> Shown:
             "GPU with the least",
             "The least free memory of a GPU, its peaks of the last minute taken off; the line for it; and the least "
             "effective headroom: free memory and the unused part of the KV cache together.",
-            query(f"min({_gpu('stopline:gpu_memory_headroom_bytes')})", "free", instant=True),
+            query(f"min({alive(_gpu('stopline:gpu_memory_headroom_bytes'))})", "free", instant=True),
             query(
-                threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"),
+                threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max"),
                 "line",
                 instant=True,
             ),
-            query(f"min({_gpu('stopline_gpu_memory_effective_headroom_bytes')})", "effective", instant=True),
+            query(f"min({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})", "effective", instant=True),
             unit="bytes",
-            empty=UNSEEN,
+            empty="cannot be judged: the engine is down, or no sidecar sees a GPU and no dcgm-exporter tells of these pods",
             width=6,
         )
         .decimals(1)
@@ -146,8 +147,8 @@ def _evicted() -> Shown:
 def _table() -> Shown:
     asked = {
         "used": f"max by ({_GPU}) ({_gpu('stopline:gpu_memory_used_ratio')})",
-        "free": f"min by ({_GPU}) ({_gpu('stopline:gpu_memory_headroom_bytes')})",
-        "effective": f"min by ({_GPU}) ({_gpu('stopline_gpu_memory_effective_headroom_bytes')})",
+        "free": f"min by ({_GPU}) ({alive(_gpu('stopline:gpu_memory_headroom_bytes'))})",
+        "effective": f"min by ({_GPU}) ({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})",
         "at rest": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_plateau_bytes')})",
         "grown by": f"max by ({_GPU}) ({_grown()})",
         "peak, 60 s": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_used_peak_bytes')})",
@@ -183,7 +184,7 @@ def _effective() -> Shown:
         "Effective headroom",
         "Free memory and the unused part of the KV cache, of the ten GPUs that had least. It nears what is free as "
         "the cache fills. Where the size of the cache is not known it is free memory only.",
-        query(_by_gpu(worst(10, _gpu("stopline_gpu_memory_effective_headroom_bytes"), "bottomk")), "{{text}}"),
+        query(_by_gpu(worst(10, alive(_gpu("stopline_gpu_memory_effective_headroom_bytes")), "bottomk")), "{{text}}"),
         query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
         unit="bytes",
         empty=UNSEEN,
@@ -196,7 +197,7 @@ def _free() -> Shown:
         "Free memory, peaks taken off",
         "As the memory line judges it, of the ten GPUs that had least: free memory less the highest use of the last "
         "minute over the use now. From dcgm-exporter where the sidecar sees no GPU.",
-        query(_by_gpu(worst(10, _gpu("stopline:gpu_memory_headroom_bytes"), "bottomk")), "{{text}}"),
+        query(_by_gpu(worst(10, alive(_gpu("stopline:gpu_memory_headroom_bytes")), "bottomk")), "{{text}}"),
         query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
         unit="bytes",
         empty=UNSEEN,
@@ -236,18 +237,22 @@ def _cache() -> Shown:
 
 
 def _preemptions() -> Shown:
-    return lines(
-        "Preempted, and waiting",
-        "Requests a second that were preempted, retracted or evicted for lack of KV cache; on the right the requests "
-        "that wait.",
-        query(
-            replica(worst(10, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
-            "{{replica}}",
-        ),
-        query(f"sum({of_model('stopline_requests_waiting')})", "waiting, all"),
-        unit="reqps",
-        empty="cannot be judged: the engine tells neither preemptions nor waiting requests",
-    ).override_by_name("waiting, all", [*line(GREY), *right("short", "waiting", min=0)])
+    return (
+        lines(
+            "Preempted, and waiting",
+            "Requests a second that were preempted, retracted or evicted for lack of KV cache; on the right the requests "
+            "that wait.",
+            query(
+                replica(worst(10, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
+                "{{replica}}",
+            ),
+            query(f"sum({of_model('stopline_requests_waiting')})", "waiting, all"),
+            unit="reqps",
+            empty="cannot be judged: the engine tells neither preemptions nor waiting requests",
+        )
+        .axis_soft_max(1)
+        .override_by_name("waiting, all", [*line(GREY), *right("short", "waiting", min=0)])
+    )
 
 
 def _utilization() -> Shown:

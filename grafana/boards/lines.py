@@ -32,6 +32,7 @@ from .panels import (
 from .promql import (
     MODEL,
     REPLICA,
+    alive,
     labelled,
     matching,
     of,
@@ -54,6 +55,7 @@ _CRITICAL, _WARNING = (of_model(_LINE, severity=severity) for severity in ("crit
 _BASELINE = of_model("stopline:request_latency_seconds:p99_baseline_by_replica")
 _SHARE = f"{of_model(_P99)} / on ({REPLICA}, model) {_CRITICAL}"
 _OF_THE_WORST = f"and on ({REPLICA}, model) topk(1, {_SHARE})"
+_FREE = alive(of("stopline:gpu_memory_headroom_bytes"))
 _WATCHED = f"({of('stopline:judged', line='errors')} == 1)"
 
 
@@ -118,7 +120,7 @@ def _latency() -> Shown:
             ),
             query(cause, "cause: {{cause}}", instant=True),
             unit="s",
-            empty="cannot be judged: no request was measured, or there is no baseline yet",
+            empty="cannot be judged: the engine is down, no request was measured, or there is no baseline yet",
         )
         .decimals(2)
         .override_by_regexp("/cause: .*/", [*cells("percentunit", decimals=0), color(RED)])
@@ -144,7 +146,7 @@ def _errors() -> Shown:
         .decimals(0)
         .override_by_name("failed", cells("percentunit", decimals=1))
         .override_by_name("line", [*cells("percentunit", decimals=0), color(RED)])
-        .override_by_name("last error ago", cells("dtdurations", decimals=0))
+        .override_by_name("last error ago", cells("s", decimals=0))
     )
 
 
@@ -154,16 +156,12 @@ def _memory() -> Shown:
             "Memory: what is left",
             "The least free memory of a GPU, its peaks taken off, and the line for it; the fullest KV cache; and "
             "what put replicas over the line.",
-            query(f"min({of('stopline:gpu_memory_headroom_bytes')})", "least free", instant=True),
-            query(
-                threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"),
-                "line",
-                instant=True,
-            ),
+            query(f"min({_FREE})", "least free", instant=True),
+            query(threshold("memory_headroom_bytes", _FREE, "max"), "line", instant=True),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache", instant=True),
             query(f"count by (reason) ({of('stopline:memory:over_line')})", "over by: {{reason}}", instant=True),
             unit="bytes",
-            empty="cannot be judged: neither a GPU nor the KV cache is seen",
+            empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         )
         .decimals(1)
         .override_by_name("line", [color(RED)])
@@ -221,10 +219,10 @@ def _memory_over_time() -> Shown:
             "Free memory of the fullest GPU of each of the ten replicas that had least, and the line; on the right the "
             "fullest KV cache and its line.",
             query(
-                replica(worst(10, f"min by ({REPLICA}) ({of('stopline:gpu_memory_headroom_bytes')})", "bottomk")),
+                replica(worst(10, f"min by ({REPLICA}) ({_FREE})", "bottomk")),
                 "{{replica}}",
             ),
-            query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
+            query(threshold("memory_headroom_bytes", _FREE, "max"), "line"),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache"),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "KV line"),
             unit="bytes",
@@ -285,9 +283,9 @@ def _blind() -> Shown:
             columns=[
                 ("line", "line"),
                 ("replica", "replica"),
+                ("input", "missing"),
                 ("alertname", "alert"),
                 ("alertstate", "state"),
-                ("input", "missing"),
                 ("source", "source"),
             ],
             width=12,
@@ -300,8 +298,8 @@ def _blind() -> Shown:
             ),
         )
         .override_by_name("alert", cells(optional=True, width=210))
-        .override_by_name("state", cells(optional=True, width=80))
-        .override_by_name("missing", cells(optional=True))
+        .override_by_name("state", cells(optional=True, width=70))
+        .override_by_name("missing", cells(optional=True, width=180))
         .override_by_name("source", cells(optional=True))
     )
 
@@ -337,7 +335,7 @@ def _replicas() -> Shown:
         "baseline": f"{by} ({_BASELINE})",
         "of its line": f"{by} ({_SHARE})",
         "errors, 5 min": f"sum by ({REPLICA}) ({of('stopline:errors:recent')} or on ({REPLICA}) 0 * {_WATCHED})",
-        "least free": f"min by ({REPLICA}) ({of('stopline:gpu_memory_headroom_bytes')})",
+        "least free": f"min by ({REPLICA}) ({_FREE})",
         "KV cache": f"{by} ({of('stopline:kv_cache_usage_ratio:max')})",
     }
     panel = joined(
@@ -362,7 +360,7 @@ def _replicas() -> Shown:
     for name in ("P99", "baseline"):
         panel = panel.override_by_name(name, cells("s", decimals=2, width=95))
     panel = panel.override_by_name("of its line", shares(0.75, 1, 100))
-    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=105))
+    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=120))
     panel = panel.override_by_name("least free", cells("bytes", decimals=1, width=100, optional=True))
     panel = panel.override_by_name("model", cells(optional=True, width=120))
     panel = panel.override_by_name("instance", cells(hidden=True))

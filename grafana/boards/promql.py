@@ -39,6 +39,11 @@ def of_config(name: str, /, *matchers: str, **equal: str) -> str:
     return f"({matching(name, MODEL, *matchers, **equal)} and on (config) {matching('stopline:config:info', SELECTED)})"
 
 
+def alive(expression: str) -> str:
+    """Without the replicas whose engine is down: what it has left free there is no room."""
+    return f"({expression} unless on ({REPLICA}) {of('stopline:engine:down')})"
+
+
 def per_second(name: str, /, *matchers: str, **equal: str) -> str:
     return of(name, *matchers, over="rate", window=RATE, **equal)
 

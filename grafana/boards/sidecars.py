@@ -104,7 +104,7 @@ def _dropped() -> Shown:
         unit="short",
         empty="cannot be judged: no sidecar is scraped",
         width=6,
-    )
+    ).axis_soft_max(1)
 
 
 def _cost() -> Shown:

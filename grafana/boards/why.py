@@ -171,7 +171,6 @@ def _queue_times() -> Shown:
             width=5,
             height=5,
         )
-        .decimals(2)
         .override_by_name("baseline", [color(GREEN)])
         .override_by_name("explains", [*cells("percentunit", decimals=0), *from_value(0.5, RED)])
     )

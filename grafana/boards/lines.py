@@ -159,14 +159,14 @@ def _memory() -> Shown:
             query(f"min({_FREE})", "least free", instant=True),
             query(threshold("memory_headroom_bytes", _FREE, "max"), "line", instant=True),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache", instant=True),
-            query(f"count by (reason) ({of('stopline:memory:over_line')})", "over by: {{reason}}", instant=True),
+            query(f"count by (reason) ({of('stopline:memory:over_line')})", "{{reason}}", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         )
         .decimals(1)
         .override_by_name("line", [color(RED)])
         .override_by_name("KV cache", cells("percentunit", decimals=0))
-        .override_by_regexp("/over by: .*/", [*cells("short", decimals=0), color(RED)])
+        .override_by_regexp("/^(headroom|growth|used_ratio|kv_cache)$/", [*cells("short", decimals=0), color(RED)])
     )
 
 
@@ -272,7 +272,7 @@ def _firing() -> Shown:
 def _blind() -> Shown:
     told = boards.alerts(_INPUTS, "firing|pending")
     why = f"max by ({REPLICA}, line, alertname, alertstate, input, source) ({told})"
-    alive = labelled(f"0 * count({of('stopline:judged')} == 1)", line="every line is judged")
+    alive = labelled(f"0 * count({of('stopline:judged')} == 1)", line="all are judged")
     return (
         rows(
             "Not judged",
@@ -294,12 +294,12 @@ def _blind() -> Shown:
         .override_by_name(
             "line",
             words_column(
-                {"every line is judged": GREEN} | dict.fromkeys(("latency", "errors", "memory", "all"), UNJUDGED), 150
+                {"all are judged": GREEN} | dict.fromkeys(("latency", "errors", "memory", "all"), UNJUDGED), 115
             ),
         )
-        .override_by_name("alert", cells(optional=True, width=210))
-        .override_by_name("state", cells(optional=True, width=70))
-        .override_by_name("missing", cells(optional=True, width=180))
+        .override_by_name("alert", cells(optional=True, width=205))
+        .override_by_name("state", cells(optional=True, width=65))
+        .override_by_name("missing", cells(optional=True, width=170))
         .override_by_name("source", cells(optional=True))
     )
 

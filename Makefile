@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := -m "not engine" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools boards coverage packages clean
+.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-page bench-ramp bench-rules bench-tools boards pages coverage packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -56,7 +56,10 @@ bench-rules: packages $(INSTALLED)
 	$(BIN)/python tests/bench/scale.py $(ARGS)
 
 bench-alerts: packages $(INSTALLED)
-	$(BIN)/python tests/bench/alerts.py
+	$(BIN)/python tests/bench/alerts.py $(ARGS)
+
+bench-page: packages $(INSTALLED)
+	$(BIN)/python tests/bench/page.py $(ARGS)
 
 boards: packages $(INSTALLED)
 	$(BIN)/python grafana/generate.py
@@ -64,6 +67,10 @@ boards: packages $(INSTALLED)
 	@./.ci/packages node=nodejs npm=npm chromium=chromium pngquant=pngquant
 	cd grafana/preview && npm install --ignore-scripts --legacy-peer-deps --no-package-lock --no-audit --no-fund --silent && npm run --silent build
 	$(BIN)/python grafana/preview/photograph.py $(ARGS)
+
+pages: packages $(INSTALLED)
+	@./.ci/packages chromium=chromium pngquant=pngquant
+	$(BIN)/python deploy/pictures/photograph.py $(ARGS)
 
 packages:
 	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager chromium=chromium gcc=gcc curl=curl openssl=openssl

@@ -416,7 +416,8 @@ def _tells_errors(
     told = ", ".join(f"{amount:g} × {kind}" for kind, amount in recent.items())
     if dead:
         why = {"phase_dead": "it is dead without a word", "silent": "it does not answer any more"}
-        return f"The engine has failed: {told or why.get(dead[0], f'{dead[0]}, and it is down since')}."
+        before = "" if dead[0] in recent else why.get(dead[0], f"{dead[0]}, and it is down since")
+        return f"The engine has failed: {'; '.join(filter(None, [before, told]))}."
     if stalled:
         return "Requests are in the engine, and nothing has come out of it for two minutes."
     if over and answered is not None:
@@ -460,17 +461,16 @@ def _memory(evidence: Evidence) -> Verdict:
             reasons=tuple(over),
             alert="StoplineMemoryNearLimit",
         )
-    gpu = next(iter(evidence.unread("gpu")), None)
-    if gpu is not None and not free:
-        return _unknown(verdict, _no_gpu(gpu, usage))
-    if gpu is not None or any(value == 0 for value in evidence.gauges.get(catalog.GPU_UP, {}).values()):
-        says = "A GPU that was read does not answer any more."
-        return replace(verdict, state="unknown", says=says, remedy="Look for Xid in the kernel's log.")
-    if not free and not evidence.up:
+    if not evidence.up:
         return _unknown(replace(verdict, value=None), _not_up(evidence))
+    gpu = next(iter(evidence.unread("gpu")), None)
+    if gpu is not None and gpu.source in evidence.last_success:
+        return _unknown(verdict, _no_gpu("The GPUs cannot be read any more", gpu))
+    if any(value == 0 for value in evidence.gauges.get(catalog.GPU_UP, {}).values()):
+        lost = Advice("A GPU that was read does not answer any more.", "Look for Xid in the kernel's log.")
+        return _unknown(verdict, lost)
     if not free and usage is None:
-        says, remedy = "Neither a GPU nor the KV cache is seen.", "Let Stopline see the GPUs: README, three ways."
-        return replace(verdict, state="unknown", says=says, remedy=remedy)
+        return _unknown(verdict, _no_gpu("Neither a GPU nor the KV cache is seen", gpu))
     near = list(_near(evidence, free, ratio, growth, reserves))
     if near:
         return replace(
@@ -480,11 +480,7 @@ def _memory(evidence: Evidence) -> Verdict:
             alert="StoplineKvCachePressure" if "evicted" in near[0] else "",
         )
     if least is None:
-        return replace(
-            verdict,
-            state="ok",
-            says=f"The KV cache is {usage or 0.0:.0%} in use; no GPU is read, so it is the measure.",
-        )
+        return replace(verdict, state="ok", says=_by_cache(gpu, usage or 0.0))
     return replace(verdict, state="ok", says=f"The fullest GPU has {gib(least)} free.")
 
 
@@ -576,10 +572,16 @@ def _unread(blind: list[Reading], evidence: Evidence) -> Advice:
     return Advice(says, f"{_sentence(remedy)}.")
 
 
-def _no_gpu(gpu: Reading, usage: float | None) -> Advice:
+def _no_gpu(says: str, gpu: Reading | None) -> Advice:
+    if gpu is None:
+        return Advice(f"{says}.", "Let Stopline see the GPUs: README, three ways.")
     cause, remedy = advise(gpu)
-    kv = "" if usage is None else f" By the KV cache alone ({usage:.0%} in use) the line is not reached."
-    return Advice(f"No GPU is seen: {cause}.{kv}", f"{_sentence(remedy)}.")
+    return Advice(f"{says}: {cause}.", f"{_sentence(remedy)}.")
+
+
+def _by_cache(gpu: Reading | None, usage: float) -> str:
+    why = f": {advise(gpu).cause}" if gpu is not None else ""
+    return f"The KV cache is {usage:.0%} in use; it is the measure, for no GPU is read{why}."
 
 
 def advise(reading: Reading) -> Advice:

@@ -3,7 +3,7 @@
 Learned as the recording rules do (deploy/rules/baseline.yaml), from this one replica and since this process started:
 every five minutes what came while the replica was calm is put aside; an hour later it counts; the P99 of a day of it
 is taken, of which the lower quartile over a week is the baseline. What the rules know of other replicas, and of the
-time before this process, is not here. So until the first hour is over, the first 200 calm requests stand in for it
+time before this process, is not here. So until as many are an hour old, the first 200 calm requests stand in for it
 (*provisional*).
 """
 
@@ -153,9 +153,9 @@ class Learned:
         if len(self._runs) > _RUNS:
             del self._runs[next(iter(self._runs))]
         run.pending.append(chunk)
+        if "request" not in run.provisional:
+            run.provisional = self._quantiles((*run.hours, *run.pending))
         if len(run.pending) <= _LAG:
-            if "request" not in run.provisional:
-                run.provisional = self._quantiles(run.pending)
             return
         if run.chunks % _LAG == 0:
             run.hours.append({})

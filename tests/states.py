@@ -111,3 +111,60 @@ def incident() -> State:
         ),
         pinned={"queue_wait": 0.002},
     )
+
+
+def calm() -> State:
+    """Nothing is near its line, and everything is known."""
+    latency, _, memory = incident().lines
+    return replace(
+        incident(),
+        lines=(
+            replace(latency, state="ok", value=2.2, cause="", alert="", says="P99 is 1.1 times its baseline."),
+            Verdict("errors", "ok", "None within an hour.", "errors", 0.0, 1.0),
+            memory,
+        ),
+        gpus=incident().gpus[:1],
+        past=replace(incident().past, errors=(0.0, 0.0, 0.0, 0.0)),
+        sources=(Source("metrics", ok=True, last_success=AT), Source("/var/log/x", ok=True, last_success=AT)),
+    )
+
+
+def errors() -> State:
+    """The engine died: errors are over their line, and nothing else can be judged."""
+    says = "The engine is not up (phase: dead). Nothing listens at engine.url."
+    latency, _, memory = calm().lines
+    blind = {"state": "unknown", "value": None, "says": says, "remedy": "Compare host and port."}
+    return replace(
+        calm(),
+        engine=replace(calm().engine, phase="dead", up=False, running=None, waiting=None, kv_usage_ratio=None),
+        lines=(
+            replace(latency, **blind),
+            Verdict(
+                "errors",
+                "tripped",
+                "The engine has failed: 1 × out_of_memory.",
+                "errors",
+                1.0,
+                1.0,
+                cause="out_of_memory",
+                reasons=("out_of_memory",),
+                alert="StoplineEngineFailed",
+            ),
+            replace(memory, **blind),
+        ),
+        gpus=tuple(
+            replace(gpu, used_bytes=GIB, free_bytes=93 * GIB, parts_bytes={"other": GIB}) for gpu in calm().gpus
+        ),
+    )
+
+
+def memory() -> State:
+    """A GPU has hardly anything free, and requests were evicted."""
+    *others, line = calm().lines
+    full = {"used_bytes": 93.5 * GIB, "peak_bytes": 93.6 * GIB, "free_bytes": 0.5 * GIB}
+    over = {"state": "tripped", "value": 0.4 * GIB, "says": "A GPU has only 0.4 GiB free.", "cause": "headroom"}
+    return replace(
+        calm(),
+        lines=(*others, replace(line, **over, reasons=("headroom",), alert="StoplineMemoryNearLimit")),
+        gpus=tuple(replace(gpu, **full) for gpu in calm().gpus),
+    )

@@ -63,8 +63,22 @@ def _without(found: dict[str, Any], keys: set[str]) -> dict[str, Any]:
 
 @each_board
 def test_a_board_is_one_that_any_grafana_from_10_on_loads(uid: str) -> None:
+    """Source of what newer ones change on loading: github.com/grafana/grafana, apps/dashboard/pkg/migration/schemaversion.
+
+    Grafana 13 takes versions from 13 on and brings them to 42: to 40 `refresh` is made a text, to 41 the times of the
+    picker go, to 42 what is hidden is hidden from tooltips too. Its tables read `overrides` without asking for them, and
+    rename `custom.hidden` by themselves.
+    """
     board = boards()[uid]
-    assert board["schemaVersion"] == 39  # of Grafana 10; newer ones bring it up to theirs
+    assert board["schemaVersion"] == 39  # of Grafana 10
+    assert isinstance(board["refresh"], str)
+    assert "timepicker" not in board
+    for panel in panels(board):
+        if panel["type"] != "text":
+            assert isinstance(panel["fieldConfig"]["overrides"], list), panel["title"]
+        assert {step["id"] for step in panel.get("transformations", [])} <= {
+            "merge", "filterFieldsByName", "organize", "convertFieldType", "sortBy", "groupingToMatrix",
+        }, panel["title"]  # fmt: skip
     assert "apiVersion" not in board
     assert "elements" not in board  # of schema version 2
     assert {p["type"] for p in panels(board)} <= {

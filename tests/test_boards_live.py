@@ -18,7 +18,7 @@ SILENT = {
     "headroom / ${gpu:text} / share limit": "quiet and trouble: these engines take their memory when they start",
     "lines / Errors: how many, of what share / last error ago": "quiet: there was none",
     "lines / Errors of the last five minutes, by kind / {{kind}}": "quiet: there was none",
-    "lines / Memory: what is left / over by: {{reason}}": "quiet: none is over",
+    "lines / Memory: what is left / {{reason}}": "quiet: none is over",
     "lines / Latency: P99, its baseline and its line / cause: {{cause}}": "quiet: none is slow",
     "lines / Values left out / {{family}}": "quiet and trouble: nothing was left out",
     "why / What explains the growth / {{cause}}": "quiet: none is slow",

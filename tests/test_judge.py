@@ -1,26 +1,19 @@
 """The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
 
-import re
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import yaml
-from incidents import EVERY, SHORTER, Scenario
-from replay import Replica, evaluate
-from rules import generate
+from agreement import LINES, Watched, compare, watch
 from scenarios import SCENARIOS
 
 from exporter import catalog
 from exporter.config import Thresholds
 from exporter.history import Moment, Moments, Tally
-from exporter.judge import Evidence, Verdict, judge
+from exporter.judge import Evidence, judge
 from exporter.learned import Baseline
 from exporter.signals import Origin, Reading
 from exporter.store import Buckets
 
-LINES = ("latency", "errors", "memory")
 CALM = {line: ["ok"] for line in LINES}
 STATES = {  # of each line from the incident on, each once until it changes
     "blip-of-half-a-minute": CALM | {"latency": ["ok", "rising", "tripped", "rising", "ok"]},
@@ -28,56 +21,18 @@ STATES = {  # of each line from the incident on, each once until it changes
     "batches": CALM | {"latency": ["ok", "tripped"]},
     "blip-and-quiet": CALM | {"latency": ["ok", "rising", "tripped", "rising", "ok"]},
     "cache-full": CALM | {"latency": ["ok", "tripped"], "memory": ["ok", "rising", "tripped"]},
-    "out-of-memory": CALM | {"latency": ["ok", "unknown"], "errors": ["ok", "tripped"]},
-    "killed-unsaid": CALM | {"latency": ["ok", "unknown"], "errors": ["ok", "unknown", "tripped"]},
+    "out-of-memory": {"latency": ["ok", "unknown"], "errors": ["ok", "tripped"], "memory": ["ok", "unknown"]},
+    "killed-unsaid": {
+        "latency": ["ok", "unknown"],
+        "errors": ["ok", "unknown", "tripped"],
+        "memory": ["ok", "unknown"],
+    },
     "hang": CALM | {"errors": ["ok", "tripped"]},
-    "planned-restart": CALM | {"latency": ["ok", "unknown", "ok"], "errors": ["ok", "unknown", "ok"]},
+    "planned-restart": {line: ["ok", "unknown", "ok"] for line in LINES},
     "one-error": CALM | {"errors": ["ok", "tripped", "rising"]},
     "leak": CALM | {"memory": ["ok", "tripped"]},
 }
-"""Prometheus' own verdict has tripped in the same places; what it cannot judge, it has alerts of their own for."""
-LATE = EVERY
-"""One evaluation, half a minute of the real rules: a scrape may come that late, and Prometheus extrapolates."""
-DIP = 2 * EVERY
-"""So long may one of the two miss a peak of a gauge that the other sees: they look at different moments."""
-
-
-NOT_NEEDED = re.compile("alerts|cause|capacity|inputs")
-"""Groups that stopline:tripped does not rest on."""
-
-
-def without_dips(tripped: dict[float, bool]) -> dict[float, bool]:
-    on = [at for at, is_on in tripped.items() if is_on]
-    dips = [(a, b) for a, b in pairwise(on) if EVERY < b - a <= DIP + EVERY]
-    return {at: is_on or any(a < at < b for a, b in dips) for at, is_on in tripped.items()}
-
-
-@dataclass
-class Watched:
-    """A scenario's replica, and what its page said whenever Prometheus scraped it."""
-
-    scenario: Scenario
-    replica: Replica
-    began: float
-    said: dict[float, tuple[Verdict, ...]] = field(default_factory=dict)
-
-    def tripped(self, line: str) -> dict[float, bool]:
-        return {at: verdicts[LINES.index(line)].state == "tripped" for at, verdicts in self.said.items()}
-
-    def states(self, line: str) -> list[str]:
-        found = [v[LINES.index(line)].state for at, v in self.said.items() if at >= self.began]
-        return [state for n, state in enumerate(found) if n == 0 or found[n - 1] != state]
-
-
-def watch(scenario: Scenario) -> Watched:
-    """Play *scenario* with a page whose windows are shortened as the rules' are."""
-    said: dict[float, tuple[Verdict, ...]] = {}
-
-    def note(replica: Replica) -> None:
-        said[round(replica.now, 3)] = judge(replica.sidecar.live.evidence())
-
-    played = replace(scenario, replica=scenario.replica | {"pace": SHORTER, "sampled": note}).play()
-    return Watched(scenario, played.replica, played.began, said)
+"""Prometheus has the same lines over, and the same ones unjudged, in the same places."""
 
 
 @pytest.fixture(scope="module")
@@ -85,29 +40,11 @@ def watched() -> dict[str, Watched]:
     return {scenario.name: watch(scenario) for scenario in SCENARIOS if scenario.name in STATES}
 
 
-def test_the_page_and_prometheus_have_the_same_lines_tripped_at_the_same_moments(
+def test_the_page_and_prometheus_have_the_same_lines_over_or_unjudged_at_the_same_moments(
     watched: dict[str, Watched], tmp_path: Path
 ) -> None:
-    groups = yaml.safe_load(generate("--form", "rules", "--shorten", f"{SHORTER:g}"))["groups"]
-    rules = tmp_path / "fast.yaml"
-    rules.write_text(yaml.dump({"groups": [group for group in groups if not NOT_NEEDED.search(group["name"])]}))
-    moments = sorted({at for each in watched.values() for at in each.said})
-    replicas, every = [each.replica for each in watched.values()], f"{EVERY * 1000:.0f}ms"
-    answers = evaluate(replicas, [rules], {"stopline:tripped": moments}, interval=every)
-    theirs: dict[tuple[str, str], dict[float, bool]] = {}
-    for at in moments:
-        for labels, value in answers["stopline:tripped", at]:
-            theirs.setdefault((labels["pod"], labels["line"]), {})[at] = value > 0
-    assert {line for name, line in theirs if any(theirs[name, line].values())} == set(LINES)
-    apart = [
-        (name, line, at)
-        for name, each in watched.items()
-        for line in LINES
-        for pair in [(without_dips(each.tripped(line)), without_dips(theirs[name, line]))]
-        for one, other in (pair, pair[::-1])
-        for at, tripped in one.items()
-        if at in each.said and tripped not in {other.get(at + late) for late in (-LATE, 0.0, LATE)}
-    ]
+    apart, over = compare(list(watched.values()), tmp_path)
+    assert over == set(LINES)
     assert apart == []
 
 
@@ -138,16 +75,17 @@ def test_the_cause_is_that_of_the_rules(watched: dict[str, Watched]) -> None:
 # what cannot be judged says why
 
 
-def evidence(*moments: Moment, spread: dict[str, tuple[float, int]] | None = None, **known: object) -> Evidence:
-    """Of an engine that is up and answered these requests (seconds and how many, by model) just now."""
+def evidence(
+    spread: dict[str, tuple[float, int]] | None = None, was: Moment | None = None, **known: object
+) -> Evidence:
+    """Of an engine that is up and answered these requests (seconds and how many, by model) just now; or that *was* so."""
     bounds = catalog.geometric(0.001, 600, 1.15)
     timed = {}
     for model, (seconds, count) in (spread or {}).items():
         buckets = Buckets(bounds)
         buckets.observe(seconds, count)
         timed[catalog.LATENCY, model] = Tally.of(buckets.counts(), buckets.sum)
-    now = Moment(1000.0, True, "serving", timed)
-    told = Moments([*moments, now], lambda _: bounds)
+    told = Moments([was or Moment(1000.0, True, "serving", timed)], lambda _: bounds)
     options = {"gauges": {}, "thresholds": Thresholds(), "wall": 5000.0, "baselines": {}} | known
     return Evidence(told, now=1000.0, **options)  # type: ignore[arg-type]
 
@@ -255,6 +193,25 @@ def test_of_an_engine_that_is_gone_no_number_stays_and_memory_is_not_calm() -> N
     told = Evidence(moments, {}, Thresholds(), 1005.0, 5000.0, readings=reading("metrics", "metrics", "refused") | LOG)
     latency, _, memory = judge(told)
     assert (latency.state, latency.value, memory.state, memory.value) == ("unknown", None, "unknown", None)
+
+
+def test_memory_that_a_dead_engine_left_free_is_no_calm() -> None:
+    given = evidence(**gpu(90), was=Moment(1000.0, False, "dead"))
+    memory = judge(given)[2]
+    assert (memory.state, memory.value, memory.says) == ("unknown", None, "The engine is not up (phase: dead).")
+    full = judge(evidence(**gpu(0.5), was=Moment(1000.0, False, "dead")))[2]
+    assert (full.state, full.reasons) == ("tripped", ("headroom",))
+
+
+def test_where_no_gpu_was_ever_read_the_cache_is_the_measure_and_the_page_says_so() -> None:
+    blind = PAGE | reading("gpu", "gpu", "library_not_found")
+    now = Moment(1000.0, True, "serving", kv_usage=0.4)
+    memory = judge(evidence(readings=blind, was=now))[2]
+    says = "The KV cache is 40% in use; it is the measure, for no GPU is read: no NVIDIA driver library in sight."
+    assert (memory.state, memory.unit, memory.value, memory.says) == ("ok", "ratio", 0.4, says)
+    lost = judge(evidence(readings=blind, was=now, last_success={"gpu": 4000.0}))[2]
+    says = "The GPUs cannot be read any more: no NVIDIA driver library in sight."
+    assert (lost.state, lost.says) == ("unknown", says)
 
 
 def test_an_engine_that_is_not_there_is_not_calm() -> None:

@@ -144,7 +144,9 @@ def _all(names: list[str]) -> str:
 
 def _headline(state: State) -> Html:
     worst, text = _summary(state)
-    return tag("p", pictures.icon(worst), tag("span", text), class_=f"headline {worst}")
+    causes = dict.fromkeys(words.CAUSES.get(v.cause, v.cause) for v in state.lines if v.state == worst and v.cause)
+    why = [" ", tag("span", "; ".join(causes), class_="why")] if causes else []
+    return tag("p", pictures.icon(worst), tag("span", text, *why), class_=f"headline {worst}")
 
 
 def _line(verdict: Verdict, state: State) -> Html:
@@ -157,7 +159,9 @@ def _line(verdict: Verdict, state: State) -> Html:
         id=f"line-{verdict.line}",
     )
     drawn = {"latency": _latency, "errors": _errors, "memory": _memory}[verdict.line](verdict, state)
-    shown = verdict.state == "ok" and verdict.line != "errors" and verdict.value is not None  # the number says it all
+    shown = (
+        verdict.state == "ok" and verdict.unit in ("seconds", "bytes") and verdict.value is not None
+    )  # it says it all
     told = [] if shown else [tag("p", verdict.says)]
     if verdict.cause and verdict.state in ("tripped", "rising"):
         told.append(tag("p", f"Cause: {words.CAUSES.get(verdict.cause, verdict.cause)}.", class_="cause"))
@@ -220,7 +224,7 @@ def _errors(verdict: Verdict, state: State) -> Iterator[Html]:
 def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
     value, line = verdict.value, verdict.threshold
     if value is None or line is None:
-        yield _big("?", "memory is not seen")
+        yield _big("?", "not judged")
         return
     if verdict.state == "unknown":
         told = (
@@ -234,14 +238,18 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
             value, line, None, 1.0, ("0", f"line {line:.0%}"), f"KV cache {value:.0%} in use; the line is at {line:.0%}"
         )
         return
-    yield _big(short_gib(value), "free at the minute's peak")
+    grown = max((g.used_bytes - g.plateau_bytes for g in state.gpus if g.used_bytes and g.plateau_bytes), default=None)
+    if verdict.cause == "growth" and grown is not None:
+        yield _big(short_gib(grown), "more than at rest")
+    else:
+        yield _big(short_gib(value), "free at the minute's peak")
     gpu = next((g for g in state.gpus if g.gpu == verdict.gpu), None)
     if gpu is not None:
         yield from _room(gpu, value, line)
     room = [g.effective_headroom_bytes for g in state.gpus if g.effective_headroom_bytes is not None]
-    rows = [("line", f"{short_gib(line)} free")]
-    if gpu is not None and gpu.plateau_bytes is not None and gpu.used_bytes is not None:
-        rows.append(("above rest", f"{max(0.0, gpu.used_bytes - gpu.plateau_bytes) / 2**30:.1f}\u00a0GiB"))
+    rows = [("line", f"{short_gib(line)} free"), ("free", short_gib(value))]
+    if grown is not None:
+        rows.append(("above rest", short_gib(max(0.0, grown))))
     if room:
         rows.append(("effective headroom", short_gib(min(room))))
     if state.engine.kv_usage_ratio is not None:
@@ -289,6 +297,8 @@ def _gpus(gpus: tuple[Gpu, ...], state: State) -> Iterator[Html]:
         )
         yield tag("p", f"Cannot be shown: {why}. What to do: {remedy}.", class_="lost")
         return
+    if not state.engine.up:
+        yield tag("p", "The engine is not up: what is free now is not what it leaves free.", class_="lost")
     yield tag("ul", *map(_gpu, gpus), class_="gpus")
     legend = [
         tag(
@@ -372,7 +382,8 @@ def _capacity(capacity: Capacity) -> Html:
         between = f"between {capacity.limit} and" if capacity.limit else "below"
         verdict = f"P99 crosses the line {between} {capacity.first_over} requests at once"
     elif capacity.limit:
-        verdict = f"Under the line up to {capacity.limit} requests at once, as far as seen"
+        requests = "request" if capacity.limit == "1" else "requests at once"
+        verdict = f"Under the line up to {capacity.limit} {requests}, as far as seen"
     elif levels and capacity.line_seconds is None:
         verdict = "Without a baseline there is no line"
     else:

@@ -50,6 +50,7 @@ def gauge(value: float, line: float, warning: float | None, top: float, labels: 
     """Where *value* is on a scale from 0 to *top*, before and beyond the *line*; *labels* are of 0 and of it."""
     width, y, height = 300.0, 6.0, 16.0
     at = [min(1.0, max(0.0, x / top)) * width for x in (value, line, warning if warning is not None else line)]
+    far = at[1] > width / 2
     parts = [
         tag("rect", x=0, y=y, width=at[2], height=height, class_="zone-ok"),
         tag("rect", x=at[2], y=y, width=at[1] - at[2], height=height, class_="zone-rising"),
@@ -58,7 +59,7 @@ def gauge(value: float, line: float, warning: float | None, top: float, labels: 
         tag("path", d=f"M{at[1]:.1f} {y - 5}v{height + 10}", class_="limit"),
         tag("path", d=f"M{min(at[0], width - 3):.1f} {y - 3}v{height + 6}", class_="needle"),
         tag("text", labels[0], x=0, y=42, class_="axis"),
-        tag("text", labels[1], x=max(at[1], 100.0), y=42, class_="axis end" if at[1] > width / 2 else "axis middle"),
+        tag("text", labels[1], x=at[1] if far else max(at[1], 60.0), y=42, class_="axis end" if far else "axis"),
     ]
     return tag("svg", *parts, viewbox=f"0 0 {width:g} 46", role="img", aria_label=label, class_="gauge")
 
@@ -199,7 +200,7 @@ def curve(
         drawn.append(
             tag(
                 "text",
-                "1024+" if name == "inf" else name,
+                {"1024": "1k", "inf": ">1k"}.get(name, name),
                 x=_LEFT + (n + 0.5) * wide,
                 y=HEIGHT - 8,
                 class_="axis middle",
@@ -222,7 +223,7 @@ def _chart(drawn: Sequence[Html], label: str) -> Html:
 
 
 def _nothing(label: str) -> Html:
-    middle = tag("text", "nothing seen yet", x=WIDTH / 2, y=HEIGHT / 2 + 5, class_="axis middle plain")
+    middle = tag("text", "nothing was seen", x=WIDTH / 2, y=HEIGHT / 2 + 5, class_="axis middle plain")
     return _chart([tag("rect", x=0, y=0, width=WIDTH, height=HEIGHT, class_="gap"), middle], label)
 
 

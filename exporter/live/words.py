@@ -31,7 +31,7 @@ CAUSES = {
 BASELINES = {
     "pinned": "pinned",
     "learned": "learned here, while calm, since Stopline started",
-    "provisional": "provisional: of the first calm requests, less than an hour ago",
+    "provisional": "provisional: of the first calm requests, until these are an hour old",
 }
 
 

@@ -74,6 +74,9 @@ def _panel(
         return low - (low - high) * min(value, most) / most
 
     yield f'<text class="title" x="{_LEFT}" y="{top + 20}">{escape(title)}</text>'
+    if all(value is None for value in values):
+        yield f'<text x="{_WIDTH / 2:g}" y="{top + _HEIGHT / 2:g}" text-anchor="middle">nothing was measured</text>'
+        return
     for n in range(_TICKS + 1):
         tick = most * n / _TICKS
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'

@@ -9,8 +9,8 @@ from grafana_foundation_sdk.builders.dashboard import (
 )
 from grafana_foundation_sdk.models import dashboard as models
 
-from .panels import AMBER, DATASOURCE
-from .promql import REPLICA, SELECTED, matching
+from .panels import AMBER, DATASOURCE, STATES, Shown, query, values, words
+from .promql import REPLICA, SELECTED, matching, of
 
 LINES, HEADROOM, WHY, CAPACITY = "stopline-lines", "stopline-headroom", "stopline-why", "stopline-capacity"
 TITLES = {
@@ -27,6 +27,7 @@ def alerts(names: str, state: str) -> str:
     return f"({found} unless on ({REPLICA}) {matching('stopline:replica:model', f'model!~{chr(34)}$model{chr(34)}')})"
 
 
+UNSEEN = "cannot be judged: no rule of Stopline has been evaluated for these replicas"
 FIRING = alerts("Stopline.+", "firing")
 
 
@@ -49,6 +50,21 @@ def begin(uid: str, about: str, *, since: str = "now-1h", refresh: str = "30s") 
         if other != uid:
             board = board.link(_link(other, title.removeprefix("Stopline / ")))
     return board.annotation(_Alerts())
+
+
+def state(line: str, title: str, about: str = "", *, legend: str = "", width: int = 8, height: int = 4) -> Shown:
+    """One of the three lines as a word in its colour, from the series that the alert rules record."""
+    return values(
+        title,
+        about or f"State of the {line} line on the worst of the selected replicas, as the alert rules have it.",
+        query(f"max({of('stopline:line:state', line=line)})", legend or title, instant=True),
+        unit="short",
+        empty=UNSEEN,
+        width=width,
+        height=height,
+        filled=True,
+        named=False,
+    ).mappings(words(STATES))
 
 
 def _variables() -> list[DatasourceVariable | QueryVariable]:

@@ -12,6 +12,7 @@ from .panels import (
     color,
     colored,
     gauge_column,
+    joined,
     levels,
     limit,
     line,
@@ -19,7 +20,6 @@ from .panels import (
     query,
     right,
     row,
-    rows,
     shares,
 )
 from .promql import MODEL, RATE, SELECTED, matching, of, of_model
@@ -97,22 +97,15 @@ def _verdict() -> Shown:
         "calm requests": _of("stopline:request_latency_seconds:baseline_samples"),
     }
     by = "max by (model, config)"
-    first = _named(f"group by (model, config) ({_of('stopline:throughput:by_concurrency')})")
-    letters = [chr(ord("B") + at) for at in range(len(asked))]
-    panel = rows(
+    panel = joined(
         "Limit and knee",
         "Limit: the highest level of concurrency whose P99 is under the latency line. Knee: the lowest level with 90 % "
         "of the best throughput, where there are levels beyond it: there more concurrency only costs latency. Run at the "
         "lower of the two.",
-        query(first, rows=True),
-        *(query(f"{by} ({each})", rows=True) for each in asked.values()),
+        _named(f"group by (model, config) ({_of('stopline:throughput:by_concurrency')})"),
+        [("layout", "layout"), ("model", "model"), ("config", "configuration")],
+        {head: f"{by} ({each})" for head, each in asked.items()},
         empty=_LEARNING,
-        columns=[
-            ("layout", "layout"),
-            ("model", "model"),
-            ("config", "configuration"),
-            *((f"Value #{letter}", head) for letter, head in zip(letters, asked, strict=True)),
-        ],
         height=6,
         sort="best throughput",
     ).decimals(0)
@@ -169,26 +162,15 @@ def _table() -> Shown:
         "of the line": f"{_of('stopline:request_latency_seconds:p99_by_concurrency')} / on (model, config) group_left () {_of('stopline:concurrency:line')}",
         "of the best": f"{_of('stopline:throughput:by_concurrency')} / on (model, config) group_left () max by (model, config) ({_of('stopline:throughput:by_concurrency')})",
     }
-    letters = [chr(ord("B") + at) for at in range(len(asked))]
-    judged = _of("stopline:concurrency:level")
-    level = _named(f"max by (model, config, concurrency) ({_of('stopline:concurrency:level')})")
-    panel = rows(
+    by = "max by (model, config, concurrency)"
+    level = _of("stopline:concurrency:level")
+    panel = joined(
         "Level by level",
         "The same as numbers: P99 as a share of the latency line, and throughput as a share of the best.",
-        query(level, rows=True),
-        *(
-            query(
-                f"max by (model, config, concurrency) ({each}) and on (model, config, concurrency) {judged}", rows=True
-            )
-            for each in asked.values()
-        ),
+        _named(f"{by} ({level})"),
+        [("layout", "layout"), ("config", "configuration"), ("Value #A", "concurrency")],
+        {head: f"{by} ({each}) and on (model, config, concurrency) {level}" for head, each in asked.items()},
         empty=_LEARNING,
-        columns=[
-            ("layout", "layout"),
-            ("config", "configuration"),
-            ("Value #A", "concurrency"),
-            *((f"Value #{letter}", head) for letter, head in zip(letters, asked, strict=True)),
-        ],
         height=10,
         sort="concurrency",
         descending=False,

@@ -9,24 +9,22 @@ from .panels import (
     GREEN,
     GREY,
     RED,
-    STATES,
     UNJUDGED,
     Shown,
     cells,
     color,
     gauge_column,
+    joined,
     limit,
     line,
     lines,
     query,
     right,
     row,
-    rows,
     stacked,
     values,
-    words,
 )
-from .promql import RATE, REPLICA, labelled, of, of_model, replica, threshold, worst
+from .promql import RATE, REPLICA, alive, how_many, labelled, of, of_model, replica, threshold, worst
 
 UID = boards.HEADROOM
 UNSEEN = "cannot be judged: no sidecar sees a GPU, and no dcgm-exporter tells of these pods"
@@ -55,7 +53,8 @@ def board() -> Dashboard:
         )
     )
     made = made.with_row(row("Now"))
-    for panel in (_state(), _least(), _kv(), _evicted()):
+    state = boards.state("memory", "Memory line", legend="memory", width=6)
+    for panel in (state, _least(), _kv(), _evicted()):
         made = made.with_panel(panel)
     made = made.with_panel(_table())
     made = made.with_row(row("Over time"))
@@ -75,23 +74,11 @@ def _gpu(name: str, /, **equal: str) -> str:
 
 
 def _grown() -> str:
-    return f"{_gpu('stopline_gpu_memory_used_bytes')} - on ({_GPU}) {_gpu('stopline_gpu_memory_plateau_bytes')}"
+    used, rest = _gpu("stopline_gpu_memory_used_bytes"), _gpu("stopline_gpu_memory_plateau_bytes")
+    return alive(f"({used} - on ({_GPU}) {rest})")
 
 
 # now
-
-
-def _state() -> Shown:
-    return values(
-        "Memory line",
-        "State of the memory line on the worst of the selected replicas, as the alert rules have it.",
-        query(f"max({of('stopline:line:state', line='memory')})", "memory", instant=True),
-        unit="short",
-        empty="cannot be judged: no rule of Stopline has been evaluated for these replicas",
-        width=6,
-        filled=True,
-        named=False,
-    ).mappings(words(STATES))
 
 
 def _least() -> Shown:
@@ -100,15 +87,15 @@ def _least() -> Shown:
             "GPU with the least",
             "The least free memory of a GPU, its peaks of the last minute taken off; the line for it; and the least "
             "effective headroom: free memory and the unused part of the KV cache together.",
-            query(f"min({_gpu('stopline:gpu_memory_headroom_bytes')})", "free", instant=True),
+            query(f"min({alive(_gpu('stopline:gpu_memory_headroom_bytes'))})", "free", instant=True),
             query(
-                threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"),
+                threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max"),
                 "line",
                 instant=True,
             ),
-            query(f"min({_gpu('stopline_gpu_memory_effective_headroom_bytes')})", "effective", instant=True),
+            query(f"min({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})", "effective", instant=True),
             unit="bytes",
-            empty=UNSEEN,
+            empty="cannot be judged: the engine is down, or no sidecar sees a GPU and no dcgm-exporter tells of these pods",
             width=6,
         )
         .decimals(1)
@@ -160,31 +147,23 @@ def _evicted() -> Shown:
 def _table() -> Shown:
     asked = {
         "used": f"max by ({_GPU}) ({_gpu('stopline:gpu_memory_used_ratio')})",
-        "free": f"min by ({_GPU}) ({_gpu('stopline:gpu_memory_headroom_bytes')})",
-        "effective": f"min by ({_GPU}) ({_gpu('stopline_gpu_memory_effective_headroom_bytes')})",
+        "free": f"min by ({_GPU}) ({alive(_gpu('stopline:gpu_memory_headroom_bytes'))})",
+        "effective": f"min by ({_GPU}) ({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})",
         "at rest": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_plateau_bytes')})",
         "grown by": f"max by ({_GPU}) ({_grown()})",
         "peak, 60 s": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_used_peak_bytes')})",
         "total": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_total_bytes')})",
     }
-    first = replica(f"max by ({_GPU}, name, mig) ({_gpu('stopline_gpu_info')})")
-    letters = [chr(ord("B") + at) for at in range(len(asked))]
-    panel = rows(
+    panel = joined(
         "Each GPU",
         "Memory of each GPU or MIG instance. Of an engine that takes its memory when it starts, much use is its resting "
         "state, and what it has grown by since is what counts.",
-        query(first, rows=True),
-        *(query(each, rows=True) for each in asked.values()),
+        replica(f"max by ({_GPU}, name, mig) ({_gpu('stopline_gpu_info')})"),
+        [("replica", "replica"), ("gpu", "GPU"), ("name", "device"), ("mig", "MIG")],
+        asked,
+        after=[("uuid", "uuid")],
         unit="bytes",
         empty=UNSEEN,
-        columns=[
-            ("replica", "replica"),
-            ("gpu", "GPU"),
-            ("name", "device"),
-            ("mig", "MIG"),
-            *((f"Value #{letter}", head) for letter, head in zip(letters, asked, strict=True)),
-            ("uuid", "uuid"),
-        ],
         height=9,
         sort="free",
         descending=False,
@@ -205,7 +184,7 @@ def _effective() -> Shown:
         "Effective headroom",
         "Free memory and the unused part of the KV cache, of the ten GPUs that had least. It nears what is free as "
         "the cache fills. Where the size of the cache is not known it is free memory only.",
-        query(_by_gpu(worst(10, _gpu("stopline_gpu_memory_effective_headroom_bytes"), "bottomk")), "{{text}}"),
+        query(_by_gpu(worst(10, alive(_gpu("stopline_gpu_memory_effective_headroom_bytes")), "bottomk")), "{{text}}"),
         query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
         unit="bytes",
         empty=UNSEEN,
@@ -218,7 +197,7 @@ def _free() -> Shown:
         "Free memory, peaks taken off",
         "As the memory line judges it, of the ten GPUs that had least: free memory less the highest use of the last "
         "minute over the use now. From dcgm-exporter where the sidecar sees no GPU.",
-        query(_by_gpu(worst(10, _gpu("stopline:gpu_memory_headroom_bytes"), "bottomk")), "{{text}}"),
+        query(_by_gpu(worst(10, alive(_gpu("stopline:gpu_memory_headroom_bytes")), "bottomk")), "{{text}}"),
         query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
         unit="bytes",
         empty=UNSEEN,
@@ -258,24 +237,26 @@ def _cache() -> Shown:
 
 
 def _preemptions() -> Shown:
-    return lines(
-        "Preempted, and waiting",
-        "Requests a second that were preempted, retracted or evicted for lack of KV cache; on the right the requests "
-        "that wait.",
-        query(
-            replica(worst(10, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
-            "{{replica}}",
-        ),
-        query(f"sum({of_model('stopline_requests_waiting')})", "waiting, all"),
-        unit="reqps",
-        empty="cannot be judged: the engine tells neither preemptions nor waiting requests",
-    ).override_by_name("waiting, all", [*line(GREY), *right("short", "waiting", min=0)])
+    return (
+        lines(
+            "Preempted, and waiting",
+            "Requests a second that were preempted, retracted or evicted for lack of KV cache; on the right the requests "
+            "that wait.",
+            query(
+                replica(worst(10, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
+                "{{replica}}",
+            ),
+            query(f"sum({of_model('stopline_requests_waiting')})", "waiting, all"),
+            unit="reqps",
+            empty="cannot be judged: the engine tells neither preemptions nor waiting requests",
+        )
+        .axis_soft_max(1)
+        .override_by_name("waiting, all", [*line(GREY), *right("short", "waiting", min=0)])
+    )
 
 
 def _utilization() -> Shown:
-    lost = labelled(
-        f"count({of('stopline_gpu_up')} == 0) or 0 * count({of('stopline_gpu_up')})", text="GPUs that are lost"
-    )
+    lost = labelled(how_many(f"{of('stopline_gpu_up')} == 0", of("stopline_gpu_up")), text="GPUs that are lost")
     return lines(
         "GPUs: busy, or lost",
         "Share of time in which a kernel ran, of the ten that were idlest (absent on MIG instances); and how many GPUs "

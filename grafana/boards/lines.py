@@ -5,6 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common
 
 from . import board as boards
+from . import sidecars
 from .panels import (
     AMBER,
     BLUE,
@@ -15,7 +16,7 @@ from .panels import (
     Shown,
     cells,
     color,
-    from_value,
+    joined,
     limit,
     line,
     lines,
@@ -26,33 +27,35 @@ from .panels import (
     shares,
     states,
     values,
-    words,
     words_column,
 )
 from .promql import (
     MODEL,
-    RATE,
     REPLICA,
-    increase,
+    alive,
     labelled,
     matching,
     of,
     of_model,
-    per_second,
     replica,
     threshold,
     worst,
 )
 
 UID = boards.LINES
-UNSEEN = "cannot be judged: no rule of Stopline has been evaluated for these replicas"
 _INPUTS = "StoplineSidecarDown|StoplineEngineUnreachable|StoplineLogSilent|StoplineGpuUnreadable|StoplineBaselineMissing|StoplineInputMissing"
+_LINES = {
+    "latency": ("Latency", "P99 against twice the baseline"),
+    "errors": ("Errors", "errors rise from zero"),
+    "memory": ("Memory", "a GPU or the KV cache nears its limit"),
+}
 _P99 = "stopline:request_latency_seconds:p99_5m"
 _LINE = "stopline:request_latency_seconds:line"
 _CRITICAL, _WARNING = (of_model(_LINE, severity=severity) for severity in ("critical", "warning"))
 _BASELINE = of_model("stopline:request_latency_seconds:p99_baseline_by_replica")
 _SHARE = f"{of_model(_P99)} / on ({REPLICA}, model) {_CRITICAL}"
 _OF_THE_WORST = f"and on ({REPLICA}, model) topk(1, {_SHARE})"
+_FREE = alive(of("stopline:gpu_memory_headroom_bytes"))
 _WATCHED = f"({of('stopline:judged', line='errors')} == 1)"
 
 
@@ -63,8 +66,12 @@ def board() -> Dashboard:
         "down to one pod. Where a line is not judged, it says so and is never green.",
     )
     made = made.with_row(row("Now: green is calm, amber a warning, red over the line, purple not judged"))
-    for name in ("latency", "errors", "memory"):
-        made = made.with_panel(_state(name))
+    for name, (title, what) in _LINES.items():
+        about = (
+            f"State of this line ({what}) on the worst of the selected replicas, as the alert rules have it. Purple: the "
+            "line is not judged, or not in full, on some replica and tripped on none; see the table below."
+        )
+        made = made.with_panel(boards.state(name, title, about))
     for panel in (_latency(), _errors(), _memory()):
         made = made.with_panel(panel)
     for panel in (_latency_over_time(), _errors_over_time(), _memory_over_time()):
@@ -74,32 +81,12 @@ def board() -> Dashboard:
     made = made.with_row(row("Replicas"))
     made = made.with_panel(_replicas()).with_panel(_history())
     made = made.with_row(row("The sidecars themselves"))
-    for each in (_sources(), _source_errors(), _age(), _log(), _lag(), _dropped(), _cost(), _reload()):
-        made = made.with_panel(each)
+    for panel in sidecars.panels():
+        made = made.with_panel(panel)
     return made
 
 
 # the three lines
-
-
-def _state(name: str) -> Shown:
-    titles = {
-        "latency": ("Latency", "P99 against twice the baseline"),
-        "errors": ("Errors", "errors rise from zero"),
-        "memory": ("Memory", "a GPU or the KV cache nears its limit"),
-    }
-    title, what = titles[name]
-    return values(
-        title,
-        f"State of this line ({what}) on the worst of the selected replicas, as the alert rules have it. Purple: the "
-        "line is not judged, or not in full, on some replica and tripped on none; see the table below.",
-        query(f"max({of('stopline:line:state', line=name)})", title, instant=True),
-        unit="short",
-        empty=UNSEEN,
-        height=4,
-        filled=True,
-        named=False,
-    ).mappings(words(STATES))
 
 
 def _latency() -> Shown:
@@ -133,7 +120,7 @@ def _latency() -> Shown:
             ),
             query(cause, "cause: {{cause}}", instant=True),
             unit="s",
-            empty="cannot be judged: no request was measured, or there is no baseline yet",
+            empty="cannot be judged: the engine is down, no request was measured, or there is no baseline yet",
         )
         .decimals(2)
         .override_by_regexp("/cause: .*/", [*cells("percentunit", decimals=0), color(RED)])
@@ -159,7 +146,7 @@ def _errors() -> Shown:
         .decimals(0)
         .override_by_name("failed", cells("percentunit", decimals=1))
         .override_by_name("line", [*cells("percentunit", decimals=0), color(RED)])
-        .override_by_name("last error ago", cells("dtdurations", decimals=0))
+        .override_by_name("last error ago", cells("s", decimals=0))
     )
 
 
@@ -169,21 +156,17 @@ def _memory() -> Shown:
             "Memory: what is left",
             "The least free memory of a GPU, its peaks taken off, and the line for it; the fullest KV cache; and "
             "what put replicas over the line.",
-            query(f"min({of('stopline:gpu_memory_headroom_bytes')})", "least free", instant=True),
-            query(
-                threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"),
-                "line",
-                instant=True,
-            ),
+            query(f"min({_FREE})", "least free", instant=True),
+            query(threshold("memory_headroom_bytes", _FREE, "max"), "line", instant=True),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache", instant=True),
-            query(f"count by (reason) ({of('stopline:memory:over_line')})", "over by: {{reason}}", instant=True),
+            query(f"count by (reason) ({of('stopline:memory:over_line')})", "{{reason}}", instant=True),
             unit="bytes",
-            empty="cannot be judged: neither a GPU nor the KV cache is seen",
+            empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         )
         .decimals(1)
         .override_by_name("line", [color(RED)])
         .override_by_name("KV cache", cells("percentunit", decimals=0))
-        .override_by_regexp("/over by: .*/", [*cells("short", decimals=0), color(RED)])
+        .override_by_regexp("/^(headroom|growth|used_ratio|kv_cache)$/", [*cells("short", decimals=0), color(RED)])
     )
 
 
@@ -236,10 +219,10 @@ def _memory_over_time() -> Shown:
             "Free memory of the fullest GPU of each of the ten replicas that had least, and the line; on the right the "
             "fullest KV cache and its line.",
             query(
-                replica(worst(10, f"min by ({REPLICA}) ({of('stopline:gpu_memory_headroom_bytes')})", "bottomk")),
+                replica(worst(10, f"min by ({REPLICA}) ({_FREE})", "bottomk")),
                 "{{replica}}",
             ),
-            query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
+            query(threshold("memory_headroom_bytes", _FREE, "max"), "line"),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache"),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "KV line"),
             unit="bytes",
@@ -289,21 +272,20 @@ def _firing() -> Shown:
 def _blind() -> Shown:
     told = boards.alerts(_INPUTS, "firing|pending")
     why = f"max by ({REPLICA}, line, alertname, alertstate, input, source) ({told})"
-    bare = f"max by ({REPLICA}, line) ({of('stopline:judged')} == 0)"
-    alive = labelled(f"0 * count({of('stopline:judged')} == 1)", line="every line is judged")
+    alive = labelled(f"0 * count({of('stopline:judged')} == 1)", line="all are judged")
     return (
         rows(
             "Not judged",
-            "Lines that cannot be judged on a replica, or not in full, and the alert that says what is missing (pending: "
-            "it waits, so that a start is no alarm). A line without an alert has not been judged there yet.",
-            query(f"{replica(f'({why} or on ({REPLICA}, line) {bare})')} or on () {alive}", rows=True),
+            "Lines that cannot be judged on a replica, or not in full, what is missing, and the alert that says so "
+            "(pending: it waits, so that a start is no alarm). That too few ask for a P99 is no alarm at all.",
+            query(f"{replica(f'({why} or on ({REPLICA}, line) {_unjudged()})')} or on () {alive}", rows=True),
             empty="cannot be judged: no rule of Stopline has been evaluated",
             columns=[
                 ("line", "line"),
                 ("replica", "replica"),
+                ("input", "missing"),
                 ("alertname", "alert"),
                 ("alertstate", "state"),
-                ("input", "missing"),
                 ("source", "source"),
             ],
             width=12,
@@ -312,15 +294,34 @@ def _blind() -> Shown:
         .override_by_name(
             "line",
             words_column(
-                {"every line is judged": GREEN} | dict.fromkeys(("latency", "errors", "memory", "all"), UNJUDGED), 150
+                {"all are judged": GREEN} | dict.fromkeys(("latency", "errors", "memory", "all"), UNJUDGED), 115
             ),
         )
-        .override_by_name("alert", cells(width=210))
-        .override_by_name("alert", cells(optional=True, width=210))
-        .override_by_name("state", cells(optional=True, width=80))
-        .override_by_name("missing", cells(optional=True))
+        .override_by_name("alert", cells(optional=True, width=205))
+        .override_by_name("state", cells(optional=True, width=65))
+        .override_by_name("missing", cells(optional=True, width=170))
         .override_by_name("source", cells(optional=True))
     )
+
+
+def _unjudged() -> str:
+    """Lines without an alert yet, each with what is missing."""
+    open_lines, on = of("stopline:judged"), f"and on ({REPLICA})"
+    reasons = [
+        ("the engine is not up", f"{open_lines} == 0 {on} {of('stopline:engine:down')}"),
+        (
+            "too few requests",
+            f"{of('stopline:judged', line='latency')} == 0 {on} {_BASELINE}",
+        ),
+        ("no baseline, or no requests", f"{of('stopline:judged', line='latency')} == 0"),
+        ("a GPU that was read", f"{of('stopline:judged', line='memory')} == 0 {on} {of('stopline:gpu:lost')}"),
+        ("GPUs and KV cache", f"{of('stopline:judged', line='memory')} == 0"),
+        ("a log or page that is read", f"{of('stopline:judged', line='errors')} == 0"),
+    ]
+    found = f" or on ({REPLICA}, line) ".join(
+        labelled(f"({expression})", input=missing) for missing, expression in reasons
+    )
+    return f"max by ({REPLICA}, line, input) ({found})"
 
 
 # one by one
@@ -328,29 +329,24 @@ def _blind() -> Shown:
 
 def _replicas() -> Shown:
     by = f"max by ({REPLICA})"
-    asked = [
-        replica(of("stopline:replica:model", MODEL)),
-        *(f"{by} ({of('stopline:line:state', line=name)})" for name in ("latency", "errors", "memory")),
-        f"{by} ({of_model(_P99)})",
-        f"{by} ({_BASELINE})",
-        f"{by} ({_SHARE})",
-        f"sum by ({REPLICA}) ({of('stopline:errors:recent')} or on ({REPLICA}) 0 * {_WATCHED})",
-        f"min by ({REPLICA}) ({of('stopline:gpu_memory_headroom_bytes')})",
-        f"{by} ({of('stopline:kv_cache_usage_ratio:max')})",
-    ]
-    heads = ["latency", "errors", "memory", "P99", "baseline", "of its line", "errors, 5 min", "least free", "KV cache"]
-    panel = rows(
+    over = {name: f"{by} ({of('stopline:line:state', line=name)})" for name in _LINES}
+    numbers = {
+        "P99": f"{by} ({of_model(_P99)})",
+        "baseline": f"{by} ({_BASELINE})",
+        "of its line": f"{by} ({_SHARE})",
+        "errors, 5 min": f"sum by ({REPLICA}) ({of('stopline:errors:recent')} or on ({REPLICA}) 0 * {_WATCHED})",
+        "least free": f"min by ({REPLICA}) ({_FREE})",
+        "KV cache": f"{by} ({of('stopline:kv_cache_usage_ratio:max')})",
+    }
+    panel = joined(
         "Each replica",
         "The three lines on each selected replica, with the values that they are judged by. Click a replica to see it "
         "alone.",
-        *(query(each, rows=True) for each in asked),
-        empty=UNSEEN,
-        columns=[
-            ("replica", "replica"),
-            ("model", "model"),
-            *((f"Value #{chr(ord('B') + at)}", head) for at, head in enumerate(heads)),
-            ("instance", "instance"),
-        ],
+        replica(of("stopline:replica:model", MODEL)),
+        [("replica", "replica"), ("model", "model")],
+        over | numbers,
+        after=[("instance", "instance")],
+        empty=boards.UNSEEN,
         height=9,
         sort="of its line",
     )
@@ -359,12 +355,12 @@ def _replicas() -> Shown:
         f"/d/{UID}?${{datasource:queryparam}}&var-instance=${{__data.fields.instance}}&${{__url_time_range}}",
     )
     panel = panel.override_by_name("replica", cells(link=here, width=150))
-    for name in ("latency", "errors", "memory"):
+    for name in _LINES:
         panel = panel.override_by_name(name, cells(mapped=STATES, width=128))
     for name in ("P99", "baseline"):
         panel = panel.override_by_name(name, cells("s", decimals=2, width=95))
     panel = panel.override_by_name("of its line", shares(0.75, 1, 100))
-    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=105))
+    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=120))
     panel = panel.override_by_name("least free", cells("bytes", decimals=1, width=100, optional=True))
     panel = panel.override_by_name("model", cells(optional=True, width=120))
     panel = panel.override_by_name("instance", cells(hidden=True))
@@ -378,131 +374,6 @@ def _history() -> Shown:
         "on, red over the line, purple not judged.",
         query(replica(worst(15, of("stopline:line:state"))), "{{replica}} {{line}}"),
         mapped=STATES,
-        empty=UNSEEN,
+        empty=boards.UNSEEN,
         height=10,
-    )
-
-
-# the sidecars
-
-
-def _sources() -> Shown:
-    return states(
-        "What each sidecar reads",
-        "Whether the last attempt to read the log, the metrics page and the GPUs worked, of the fifteen that failed most. No GPU in a pod is a usual "
-        "state; then the memory line is judged by the KV cache, or by dcgm-exporter.",
-        query(replica(worst(15, of("stopline_source_up"), "bottomk")), "{{replica}} {{source}}"),
-        mapped={0: ("not read", RED), 1: ("read", GREEN)},
-        empty="cannot be judged: no sidecar is scraped",
-        width=12,
-    )
-
-
-def _source_errors() -> Shown:
-    reasons = f"max by ({REPLICA}, source, reason) ({of('stopline_source_error')} == 1)"
-    missing = labelled(
-        f"max by ({REPLICA}, metric) ({of('stopline_upstream_metric_missing')} == 1)", reason="not on the page any more"
-    )
-    missing = f'label_replace({missing}, "source", "$1", "metric", "(.*)")'
-    alive = labelled(f"0 * count({of('stopline_source_up')})", reason="nothing is missing")
-    return rows(
-        "What they cannot read, and why",
-        "Sources that cannot be read now with the reason, and metrics that this engine should have and does not.",
-        query(f"{replica(f'({reasons} or {missing})')} or on () {alive}", rows=True),
-        empty="cannot be judged: no sidecar is scraped",
-        columns=[("replica", "replica"), ("source", "source"), ("reason", "reason")],
-        width=12,
-    )
-
-
-def _age() -> Shown:
-    return lines(
-        "Age of what is known",
-        "Time since each source was last read with success, on the worst replica. It stays near the interval of "
-        "polling; a rising line is a source that is lost.",
-        query(f"max by (source) (time() - {of('stopline_source_last_success_timestamp_seconds')})", "{{source}}"),
-        unit="s",
-        empty="cannot be judged: no source was ever read",
-        width=6,
-    )
-
-
-def _log() -> Shown:
-    return lines(
-        "Lines of the log",
-        "Lines read, lines that a pattern understood, and lines that look as if a pattern should fit and does not: "
-        "those should stay at 0, for they mean that the format has changed.",
-        query(f"sum({per_second('stopline_log_lines_total')})", "read"),
-        query(f"sum({per_second('stopline_log_matched_total')})", "understood"),
-        query(f"sum({per_second('stopline_log_unparsed_total')})", "not understood any more"),
-        unit="cps",
-        empty="cannot be judged: no log is followed",
-        width=6,
-    ).override_by_name("not understood any more", [color(RED)])
-
-
-def _lag() -> Shown:
-    return lines(
-        "Log not read yet",
-        "Bytes of the log that are written and not read, and bytes that were left out (over-long lines).",
-        query(f"max({of('stopline_log_lag_bytes')})", "not read yet"),
-        query(f"sum({increase('stopline_log_dropped_bytes_total')})", "left out"),
-        unit="bytes",
-        empty="cannot be judged: no log is followed",
-        width=6,
-    )
-
-
-def _dropped() -> Shown:
-    watched = f"0 * count({of('stopline_build_info')})"
-    return lines(
-        "Values left out",
-        "Values over the cap of label values, not a number, negative, or as large as an uptime, by the family that they "
-        "were for.",
-        query(f"sum by (family) ({increase('stopline_series_dropped_total')}) > 0", "{{family}}"),
-        query(watched, "none"),
-        unit="short",
-        empty="cannot be judged: no sidecar is scraped",
-        width=6,
-    )
-
-
-def _cost() -> Shown:
-    process = f"and on (job, instance) {of('stopline_build_info')}"
-    return lines(
-        "What the sidecars cost",
-        "CPU of the busiest sidecar, in cores, and the memory of the largest one on the right.",
-        query(f"max(rate(process_cpu_seconds_total[{RATE}]) {process})", "CPU"),
-        query(f"max(process_resident_memory_bytes {process})", "memory"),
-        unit="short",
-        empty="cannot be judged: no sidecar is scraped",
-        width=12,
-    ).override_by_name("memory", right("bytes", "", min=0))
-
-
-def _reload() -> Shown:
-    return (
-        values(
-            "Sidecars",
-            "How many answer, which versions of Stopline they run, and how many run with settings other than those on disk, "
-            "as an edit of these could not be read.",
-            query(f"count({of('stopline:replica:present')})", "answer", instant=True),
-            query(f"count by (version) ({of('stopline_build_info')})", "version {{version}}", instant=True),
-            query(
-                f"count({of('stopline_config_last_reload_successful')} == 0) or 0 * count({of('stopline_build_info')})",
-                "with old settings",
-                instant=True,
-            ),
-            query(
-                f"count({of('stopline:line:state')} == 2) or 0 * count({of('stopline:line:state')})",
-                "lines not judged",
-                instant=True,
-            ),
-            unit="short",
-            empty="cannot be judged: no sidecar is scraped",
-            width=12,
-            height=8,
-        )
-        .override_by_name("lines not judged", from_value(1, UNJUDGED))
-        .override_by_name("with old settings", from_value(1, AMBER))
     )

@@ -3,7 +3,7 @@
 A panel without data must never look calm, so that text says what cannot be judged and why.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders import (
@@ -345,6 +345,26 @@ def rows(
     if sort:
         panel = panel.sort_by([parts.TableSortByFieldState().display_name(sort).desc(descending)])
     return panel
+
+
+def joined(
+    title: str,
+    about: str,
+    first: str,
+    labels: Sequence[tuple[str, str]],
+    asked: Mapping[str, str],
+    *,
+    after: Sequence[tuple[str, str]] = (),
+    **options: Any,
+) -> table.Panel:
+    """A table with a row for each series of *first*: its *labels*, and a column for each of *asked* (PromQL by heading).
+
+    *after* are further labels, in the last columns; all *options* are those of `rows`.
+    """
+    letters = (chr(ord("B") + at) for at in range(len(asked)))
+    numbers = [(f"Value #{letter}", head) for letter, head in zip(letters, asked, strict=True)]
+    queries = (query(each, rows=True) for each in (first, *asked.values()))
+    return rows(title, about, *queries, columns=[*labels, *numbers, *after], **options)
 
 
 def cells(

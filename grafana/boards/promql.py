@@ -39,6 +39,11 @@ def of_config(name: str, /, *matchers: str, **equal: str) -> str:
     return f"({matching(name, MODEL, *matchers, **equal)} and on (config) {matching('stopline:config:info', SELECTED)})"
 
 
+def alive(expression: str) -> str:
+    """Without the replicas whose engine is down: what it has left free there is no room."""
+    return f"({expression} unless on ({REPLICA}) {of('stopline:engine:down')})"
+
+
 def per_second(name: str, /, *matchers: str, **equal: str) -> str:
     return of(name, *matchers, over="rate", window=RATE, **equal)
 
@@ -52,6 +57,11 @@ def quantile(q: float, name: str, /, *matchers: str, by: str = "", **equal: str)
     labels = f"{by}, le" if by else "le"
     series = of_model(name, *matchers, window=RULES_WINDOW, **equal)
     return f"histogram_quantile({q}, sum by ({labels}) (rate({series}))) >= 0"
+
+
+def how_many(series: str, among: str) -> str:
+    """How many series there are, 0 where there is none *among* some; nothing where these are not there either."""
+    return f"count({series}) or 0 * count({among})"
 
 
 def replica(expression: str) -> str:

@@ -13,7 +13,6 @@ from .panels import (
     GREEN,
     GREY,
     RED,
-    STATES,
     Shown,
     bars,
     cells,
@@ -30,9 +29,8 @@ from .panels import (
     rows,
     steps,
     values,
-    words,
 )
-from .promql import RATE, REPLICA, of, of_config, of_model, quantile, replica, threshold, worst
+from .promql import RATE, REPLICA, how_many, of, of_config, of_model, quantile, replica, threshold, worst
 
 UID = boards.WHY
 _P99 = "stopline:request_latency_seconds:p99_5m"
@@ -57,7 +55,8 @@ def board() -> Dashboard:
         "cache, communication, or other requests than before.",
     )
     made = made.with_row(row("The answer: which part grew against its own baseline"))
-    for panel in (_state(), _cause(), _scores(), _guide()):
+    state = boards.state("latency", "Latency line", legend="latency", width=4, height=9)
+    for panel in (state, _cause(), _scores(), _guide()):
         made = made.with_panel(panel)
     for panel in (_queue_times(), _step_times(), _cache(), _communication_now(), _mix()):
         made = made.with_panel(panel)
@@ -91,20 +90,6 @@ def board() -> Dashboard:
 
 
 # the answer
-
-
-def _state() -> Shown:
-    return values(
-        "Latency line",
-        "State of the latency line on the worst of the selected replicas, as the alert rules have it.",
-        query(f"max({of('stopline:line:state', line='latency')})", "latency", instant=True),
-        unit="short",
-        empty="cannot be judged: no rule of Stopline has been evaluated for these replicas",
-        width=4,
-        height=9,
-        filled=True,
-        named=False,
-    ).mappings(words(STATES))
 
 
 def _slow() -> str:
@@ -164,6 +149,11 @@ def _times(now: str, then: str) -> str:
     return f"max({configured} / on (model, config) group_left () {of_config(then)})"
 
 
+def _baseline(then: str, now: str) -> str:
+    """Not where there is nothing to hold against it."""
+    return f"max({of_config(then)}) and on () count({of_model(now)})"
+
+
 def _queue_times() -> Shown:
     wait = "stopline:request_queue_wait_seconds:p99_5m"
     return (
@@ -172,11 +162,7 @@ def _queue_times() -> Shown:
             "P99 of the queue wait on the worst replica, its baseline, and how much it grew. A wait that grows while the "
             "step stays is scheduling.",
             query(f"max({of_model(wait)})", "P99 now", instant=True),
-            query(
-                f"max({of_config('stopline:request_queue_wait_seconds:p99_baseline')}) and on () count({of_model(wait)})",
-                "baseline",
-                instant=True,
-            ),
+            query(_baseline("stopline:request_queue_wait_seconds:p99_baseline", wait), "baseline", instant=True),
             query(
                 f"max({of_model('stopline:latency_cause:score', cause='queue')} {_slow()})", "explains", instant=True
             ),
@@ -185,7 +171,6 @@ def _queue_times() -> Shown:
             width=5,
             height=5,
         )
-        .decimals(2)
         .override_by_name("baseline", [color(GREEN)])
         .override_by_name("explains", [*cells("percentunit", decimals=0), *from_value(0.5, RED)])
     )
@@ -200,11 +185,7 @@ def _step_times() -> Shown:
             "The mean step on the worst replica, its baseline, and how many times that it is. A step that grows with the "
             "batch is compute.",
             query(f"max({of_model(mean)})", "mean now", instant=True),
-            query(
-                f"max({of_config('stopline:step_latency_seconds:mean_baseline')}) and on () count({of_model(mean)})",
-                "baseline",
-                instant=True,
-            ),
+            query(_baseline("stopline:step_latency_seconds:mean_baseline", mean), "baseline", instant=True),
             query(grown, "times", instant=True),
             unit="s",
             empty=_IDLE,
@@ -225,7 +206,7 @@ def _cache() -> Shown:
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "used", instant=True),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "line", instant=True),
             query(
-                f"count({of('stopline:kv_cache:full')}) or 0 * count({of('stopline:kv_cache_usage_ratio:max')})",
+                how_many(of("stopline:kv_cache:full"), of("stopline:kv_cache_usage_ratio:max")),
                 "missing on",
                 instant=True,
             ),
@@ -249,15 +230,12 @@ def _communication_now() -> Shown:
             "The largest share of the step that a replica spends communicating between GPUs, its baseline, the line, and on how many replicas it is over it.",
             query(f"max({of_model('stopline:communication:share_5m')})", "share", instant=True),
             query(
-                f"max({of_config('stopline:communication:share_baseline')}) "
-                f"and on () count({of_model('stopline:communication:share_5m')})",
+                _baseline("stopline:communication:share_baseline", "stopline:communication:share_5m"),
                 "baseline",
                 instant=True,
             ),
             query(threshold("communication_ratio", of_model("stopline:communication:share_5m")), "line", instant=True),
-            query(
-                f"count({over}) or 0 * count({of_model('stopline:communication:share_5m')})", "over on", instant=True
-            ),
+            query(how_many(over, of_model("stopline:communication:share_5m")), "over on", instant=True),
             unit="percentunit",
             empty=_UNTOLD,
             width=5,

@@ -1,8 +1,6 @@
 """The live page in a real browser: it renews itself, breaks no rule of its own policy, and works without scripts."""
 
-import asyncio
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
+from browser import browse
 from outline import Outline
 from prometheus_client import CollectorRegistry
 from states import incident, quiet
@@ -17,11 +16,6 @@ from states import incident, quiet
 from exporter.live import page
 from exporter.live.state import State
 from exporter.web import build_app
-
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update"),
-    *("--disable-background-networking", "--disable-sync", "--enable-logging=stderr", "--virtual-time-budget=8000"),
-)
 
 
 @asynccontextmanager
@@ -35,23 +29,6 @@ def then(first: State, rest: State) -> Iterator[State]:
     yield first
     while True:
         yield rest
-
-
-async def browse(url: str, profile: Path, *flags: str) -> tuple[str, list[str]]:
-    """The page as the browser has it after eight seconds of its own time, and what its console says."""
-    browser = shutil.which("chromium")
-    assert browser, "chromium is missing: make packages"
-    process = await asyncio.create_subprocess_exec(
-        *(browser, *FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", url),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        dom, log = await asyncio.wait_for(process.communicate(), 60)
-    except TimeoutError:
-        process.kill()
-        raise
-    return dom.decode(), [line for line in log.decode().splitlines() if "CONSOLE" in line]
 
 
 async def test_the_page_renews_itself_and_its_console_is_empty(tmp_path: Path) -> None:

@@ -93,5 +93,11 @@ def test_the_picture_of_a_comparison_escapes_its_names(golden) -> None:
     golden("compare.svg", drawn)
 
 
-def test_a_picture_of_nothing_is_one() -> None:
-    ElementTree.fromstring(picture.of_ramp(Run({}, [])))
+def test_a_picture_of_nothing_says_so_and_draws_no_axis() -> None:
+    drawn = ElementTree.fromstring(picture.of_ramp(Run({}, [])))
+    assert [(e.tag.rpartition("}")[2], e.text) for e in drawn if e.get("class") or e.tag.endswith("text")] == [
+        ("text", "P99 in seconds"),
+        ("text", "nothing was measured"),
+        ("text", "throughput in requests/s"),
+        ("text", "nothing was measured"),
+    ]

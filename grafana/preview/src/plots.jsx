@@ -68,7 +68,7 @@ export function Heat({ frames, width, height, time, theme }) {
   const x = (at) => LEFT + ((at / 1000 - time.from) / (time.to - time.from)) * (width - LEFT);
   const step = steps.length > 1 ? steps[1] - steps[0] : 30000;
   const colour = (share) => `rgb(${40 + 215 * share}, ${20 + 150 * share}, ${10 + 60 * share})`;
-  const label = (value) => !Number.isFinite(value) ? '∞' : (value < 1 ? `${(value * 1000).toPrecision(2)} ms` : `${value.toPrecision(2)} s`);
+  const label = (value) => !Number.isFinite(value) ? '∞' : (value < 1 ? `${Number((value * 1000).toPrecision(2))} ms` : `${Number(value.toPrecision(2))} s`);
   return (
     <svg width={width} height={height} style={{ background: theme.colors.background.primary }}>
       {counts.map((line, n) =>

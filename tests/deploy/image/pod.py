@@ -108,6 +108,9 @@ def test_the_sidecar_has_no_right_that_it_does_not_need(running: None) -> None:
     for path in ("/x", "/tmp/x", "/var/log/engine/x", "/etc/stopline/x"):
         assert podman("exec", "engine-stopline", "sh", "-c", f"echo > {path} || echo refused", ok=False) == "refused\n"
     podman("exec", "engine-stopline", "python3", "-m", "exporter.alive")  # the image's health check
+    (template,) = pods(parsed(kustomize(DEPLOY / "kustomize/examples/llamacpp")))
+    probe = containers(template)["stopline"]["livenessProbe"]["httpGet"]
+    assert urllib.request.urlopen(f"http://127.0.0.1:10777{probe['path']}", timeout=5).status == 200
 
 
 def test_page_and_log_arrive_and_the_log_is_cut_without_loss(running: None) -> None:
@@ -126,8 +129,8 @@ def test_page_and_log_arrive_and_the_log_is_cut_without_loss(running: None) -> N
 
 
 def test_it_stays_far_below_its_limits(running: None) -> None:
-    (pod,) = pods(parsed(kustomize(DEPLOY / "kustomize/examples/llamacpp")))
-    assert containers(pod)["stopline"]["resources"]["limits"] == {"cpu": "250m", "memory": "256Mi"}
+    (template,) = pods(parsed(kustomize(DEPLOY / "kustomize/examples/llamacpp")))
+    assert containers(template)["stopline"]["resources"]["limits"] == {"cpu": "250m", "memory": "256Mi"}
     before = page()
     time.sleep(5)
     after = page()

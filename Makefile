@@ -73,7 +73,7 @@ pages: packages $(INSTALLED)
 	$(BIN)/python deploy/pictures/photograph.py $(ARGS)
 
 packages:
-	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager chromium=chromium gcc=gcc curl=curl openssl=openssl
+	@./.ci/packages promtool=prometheus prometheus=prometheus amtool=prometheus-alertmanager chromium=chromium gcc=gcc curl=curl openssl=openssl systemd-analyze=systemd logrotate=logrotate
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || ./.ci/packages venv-missing=python3-venv

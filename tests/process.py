@@ -34,7 +34,11 @@ class Process:
         )
 
     def __enter__(self) -> "Process":
-        eventually(lambda: fetch(self.port, "/-/healthy"))
+        try:
+            until(lambda: fetch(self.port, "/-/healthy"), 30, "it answers")
+        except AssertionError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -88,6 +88,22 @@ def test_queries_of_runbooks_are_valid(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_nothing_is_left_unresolved_in_what_an_alert_says() -> None:
+    """As Prometheus itself writes it out, for each alert at least once."""
+    said = {
+        (case["alertname"], text)
+        for path in TESTS
+        for test in yaml.safe_load(path.read_text())["tests"]
+        for case in test.get("alert_rule_test", [])
+        for alert in case["exp_alerts"]
+        for text in alert["exp_annotations"].values()
+    }
+    assert {name for name, _ in said} == {alert["alert"] for alert in alerts()}
+    assert {
+        (name, text) for name, text in said if re.search(r"\{\{|\}\}|<no value>|<nil>|%!|<error|NaN|Inf", text)
+    } == set()
+
+
 # what is named exists
 
 

@@ -74,20 +74,29 @@ def linked(found: list[dict[str, Any]], runbooks: str, grafana: str) -> list[dic
     ]
 
 
-def manifest(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """As prometheus-operator takes them; its own labels must be those that the Prometheus selects."""
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {"name": "stopline", "labels": {"app.kubernetes.io/name": "stopline"}},
-        "spec": {"groups": found},
-    }
+def manifests(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As prometheus-operator takes them; their own labels must be those that the Prometheus selects.
+
+    What is read from dcgm-exporter is an object of its own, so that it can be left out.
+    """
+    parts: dict[str, list[dict[str, Any]]] = {"stopline": [], "stopline-dcgm": []}
+    for group in found:
+        parts["stopline-dcgm" if group["name"] == "stopline-dcgm" else "stopline"].append(group)
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PrometheusRule",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "stopline"}},
+            "spec": {"groups": part},
+        }
+        for name, part in parts.items()
+    ]
 
 
-def text(data: dict[str, Any]) -> str:
+def text(documents: list[dict[str, Any]]) -> str:
     """YAML in which an expression of several lines stays one."""
     head = "# Made by deploy/rules/generate.py; edit the rules there.\n"
-    return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=1_000_000, allow_unicode=True)
+    return head + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1_000_000, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -111,7 +120,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = sy
     found = linked(groups(), given.runbooks.rstrip("/"), given.grafana.rstrip("/"))
     if given.shorten != 1:
         found = shortened(found, given.shorten)
-    write(text({"groups": found} if given.form == "rules" else manifest(found)))
+    write(text([{"groups": found}] if given.form == "rules" else manifests(found)))
 
 
 if __name__ == "__main__":

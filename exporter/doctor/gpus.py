@@ -46,5 +46,7 @@ def _match(gpus: GpuSource, chosen: int) -> Finding:
         return Finding("gpus", "ok", f"{of}: those of the engine's process")
     if gpus.chosen_by == "settings":
         return Finding("gpus", "ok", f"{of}: as gpus.devices says")
-    remedy = "if some are not the engine's: share the process namespace with it, or name its GPUs with --gpus"
+    remedy = (
+        "if some are not the engine's: name its GPUs with --gpus, or let it be seen (README: three ways to the GPUs)"
+    )
     return Finding("gpus", "note", f"{of}: no process of an engine was seen to tell which are its own", remedy)

@@ -7,8 +7,9 @@ instance (``0.1`` or ``0:1``), or a uuid, whole or as a prefix that fits one dev
 ``auto`` takes the visible devices of the engine's processes, as their environment had them at their
 start. Such a process is one whose program (or Python module or script) is named after an engine, and
 which carries ``CUDA_VISIBLE_DEVICES`` or ``NVIDIA_VISIBLE_DEVICES``. It can be seen where the process
-namespace is shared and the user is the same; what may not be read is passed over. Without one, our own
-environment decides; without the variables, everything that NVML shows.
+namespace is shared, user and group are the same, and it has no capability that we lack (ptrace(2), access
+mode checking); what may not be read is passed over. Without one, our own environment decides; without the
+variables, everything that NVML shows.
 
 What the variables mean:
 

@@ -1,11 +1,14 @@
 """What the tests of manifests share: rendering, the schemas of two Kubernetes versions, and Pod Security."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import crds
+import jsonschema
 import kubernetes_validate
 import yaml
 
@@ -57,15 +60,21 @@ def containers(pod: Manifest) -> dict[str, Manifest]:
 
 
 def check_schemas(manifests: list[Manifest]) -> None:
-    """Each against the strict schemas of both versions; a pod template of a custom resource as a Pod."""
+    """Each against the strict schemas of both versions, or of its custom resource and its pod templates as Pods."""
     for manifest in manifests:
-        if "." in manifest["apiVersion"].partition("/")[0] and "k8s.io" not in manifest["apiVersion"].split("/")[0]:
-            continue  # of an operator
-        if manifest["kind"] == "LeaderWorkerSet":
+        if manifest["kind"] in (*crds.OPERATOR, "LeaderWorkerSet"):
+            jsonschema.validate(manifest, crds.schema(manifest["kind"]))
             check_schemas([{"apiVersion": "v1", "kind": "Pod", **pod} for pod in pods([manifest])])
             continue
         for version in VERSIONS:
             kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def unresolved(manifests: list[Manifest]) -> set[str]:
+    """Labels and annotations, of objects and of pods, in which something of a template is left."""
+    described = [m["metadata"] for m in (*manifests, *pods(manifests))]
+    texts = {t for d in described for key in ("labels", "annotations") for t in d.get(key, {}).values()}
+    return {text for text in texts if re.search(r"\{\{|\}\}|<no value>|<nil>|%!|\$\(", text)}
 
 
 def beyond_restricted(pod: Manifest) -> set[str]:

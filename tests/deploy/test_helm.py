@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 from helmcli import binary
-from manifests import DEPLOY, ROOT, Manifest, beyond_restricted, check_schemas, containers, kustomize, parsed, pods
+from manifests import (
+    DEPLOY,
+    ROOT,
+    Manifest,
+    beyond_restricted,
+    check_schemas,
+    containers,
+    kustomize,
+    parsed,
+    pods,
+    unresolved,
+)
 
 from exporter import __version__, config
 
@@ -89,11 +100,9 @@ def test_rules_come_out_as_they_went_in_and_prometheus_takes_them(chart: Path, t
     assert {m["metadata"]["name"]: m["spec"] for m in rendered} == {
         f"kps-stopline-{name}": content for name, content in files.items()
     }
+    check_schemas(rendered)
     for manifest in rendered:
-        path = tmp_path / "rules.yaml"
-        path.write_text(yaml.safe_dump(manifest["spec"]))
-        result = subprocess.run(["promtool", "check", "rules", path], capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+        check_rules(manifest, tmp_path)
 
 
 def test_alerts_are_left_out_labelled_and_linked_as_wanted(chart: Path, tmp_path: Path) -> None:
@@ -108,6 +117,39 @@ def test_alerts_are_left_out_labelled_and_linked_as_wanted(chart: Path, tmp_path
     assert alert["labels"] == {"severity": "critical", "team": "ml"}
     assert alert["annotations"]["runbook_url"] == "https://wiki.example.com/StoplineSample.md"
     assert "{{ $value | humanize }}" in alert["annotations"]["description"]
+
+
+def check_rules(manifest: Manifest, tmp_path: Path) -> None:
+    """Prometheus takes them."""
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump(manifest["spec"]))
+    result = subprocess.run(["promtool", "check", "rules", path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_with_everything_on_every_object_is_sound(chart: Path, tmp_path: Path) -> None:
+    manifests = template(
+        chart,
+        tmp_path,
+        extraLabels={"release": "kps"},
+        rules={"labels": {"team": "ml"}, "runbooks": "https://wiki.example.com"},
+        boards={"annotations": {"grafana_folder": "LLM"}},
+        podMonitor={"enabled": False},
+        serviceMonitor={"enabled": True},
+    )
+    check_schemas(manifests)
+    assert unresolved(manifests) == set()
+    assert {m["kind"] for m in manifests} == {"ConfigMap", "PrometheusRule", "Service", "ServiceMonitor"}
+    for manifest in of(manifests, "PrometheusRule"):
+        check_rules(manifest, tmp_path)
+
+
+def test_what_is_read_from_dcgm_exporter_is_left_out_as_wanted(chart: Path, tmp_path: Path) -> None:
+    names = [
+        {m["metadata"]["name"] for m in of(template(chart, tmp_path, rules={"dcgm": on}), "PrometheusRule")}
+        for on in (True, False)
+    ]
+    assert names[0] - names[1] == {"kps-stopline-dcgm"}
 
 
 def test_boards_come_out_as_they_went_in_and_fit_a_config_map(chart: Path, tmp_path: Path) -> None:
@@ -129,6 +171,7 @@ def test_extra_labels_are_on_every_object(chart: Path, tmp_path: Path) -> None:
     manifests = template(chart, tmp_path, extraLabels={"release": "kps"})
     assert {m["kind"] for m in manifests} == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert {m["metadata"]["labels"]["release"] for m in manifests} == {"kps"}
+    assert unresolved(manifests) == set()
 
 
 def test_the_settings_are_stoplines_as_values_and_as_text(chart: Path, tmp_path: Path) -> None:

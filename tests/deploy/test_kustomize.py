@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import DEPLOY, KUBECTL, Manifest, beyond_restricted, check_schemas, containers, kustomize, parsed, pods
+from manifests import (
+    DEPLOY,
+    KUBECTL,
+    Manifest,
+    beyond_restricted,
+    check_schemas,
+    containers,
+    kustomize,
+    parsed,
+    pods,
+    unresolved,
+)
 
 from exporter import __version__, config
 
@@ -192,7 +203,7 @@ def test_a_server_without_a_command_is_refused_instead_of_left_without_a_log(tmp
     write(tmp_path, "sidecar", manifest)
     result = subprocess.run([KUBECTL, "kustomize", tmp_path], capture_output=True, text=True, check=False)
     assert result.returncode
-    assert "command" in result.stderr
+    assert re.search(r"doc is missing path: \S*/containers/0/command/0", result.stderr)
 
 
 def test_an_example_is_rendered_as_it_was(example: tuple[str, str], golden) -> None:
@@ -203,6 +214,7 @@ def test_an_example_is_rendered_as_it_was(example: tuple[str, str], golden) -> N
 def test_an_example_is_sound(example: tuple[str, str], tmp_path: Path) -> None:
     manifests = parsed(example[1])
     check_schemas(manifests)
+    assert unresolved(manifests) == set()
     for pod in pods(manifests):
         check_sidecar(pod, native=True)
         assert {f for f in beyond_restricted(pod) if "stopline" in f} == set()
@@ -248,6 +260,19 @@ def test_the_version_is_ours() -> None:
             (__version__, ""),
             ("", __version__),
         }, path
+
+
+def test_the_rules_are_those_of_prometheus_and_dcgm_exporters_can_be_left_out(tmp_path: Path) -> None:
+    """The patch is the one in the comment that says so."""
+    directory = DEPLOY / "kustomize/rules"
+    manifests = parsed(kustomize(directory))
+    assert manifests == parsed((DEPLOY / "rules/kubernetes/prometheusrule.yaml").read_text())
+    assert [m["metadata"]["name"] for m in manifests] == ["stopline", "stopline-dcgm"]
+    text = (directory / "kustomization.yaml").read_text()
+    patch = "\n".join(line[4:] for line in text.splitlines() if line.startswith("#   "))
+    path = os.path.relpath(directory, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{path}]\n{patch}\n")
+    assert parsed(kustomize(tmp_path)) == manifests[:1]
 
 
 def test_boards_are_config_maps_for_grafanas_sidecar() -> None:

@@ -618,7 +618,7 @@ async def test_gpus_of_the_engine_where_its_process_can_be_seen(two, tmp_path: P
             "gpus",
             "note",
             "2 of the 2 that can be seen: no process of an engine was seen to tell which are its own",
-            "if some are not the engine's: share the process namespace with it, or name its GPUs with --gpus",
+            "if some are not the engine's: name its GPUs with --gpus, or let it be seen (README: three ways to the GPUs)",
         ),
         BOTH,
     ]

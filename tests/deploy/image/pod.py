@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import DEPLOY, ROOT, kustomize, parsed, pods
+from manifests import DEPLOY, ROOT, containers, kustomize, parsed, pods
 from pager import Pager
 from prometheus_client.parser import text_string_to_metric_families
 from realengine import until
@@ -108,6 +108,9 @@ def test_the_sidecar_has_no_right_that_it_does_not_need(running: None) -> None:
     for path in ("/x", "/tmp/x", "/var/log/engine/x", "/etc/stopline/x"):
         assert podman("exec", "engine-stopline", "sh", "-c", f"echo > {path} || echo refused", ok=False) == "refused\n"
     podman("exec", "engine-stopline", "python3", "-m", "exporter.alive")  # the image's health check
+    (template,) = pods(parsed(kustomize(DEPLOY / "kustomize/examples/llamacpp")))
+    probe = containers(template)["stopline"]["livenessProbe"]["httpGet"]
+    assert urllib.request.urlopen(f"http://127.0.0.1:10777{probe['path']}", timeout=5).status == 200
 
 
 def test_page_and_log_arrive_and_the_log_is_cut_without_loss(running: None) -> None:
@@ -125,14 +128,17 @@ def test_page_and_log_arrive_and_the_log_is_cut_without_loss(running: None) -> N
     assert size < 12_000
 
 
-def test_it_stays_far_below_its_limit_of_memory(running: None) -> None:
+def test_it_stays_far_below_its_limits(running: None) -> None:
+    (template,) = pods(parsed(kustomize(DEPLOY / "kustomize/examples/llamacpp")))
+    assert containers(template)["stopline"]["resources"]["limits"] == {"cpu": "250m", "memory": "256Mi"}
     before = page()
     time.sleep(5)
     after = page()
     cpu = (after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / 5
     memory = after["process_resident_memory_bytes"]
-    print(f"memory {memory / 2**20:.0f} MiB of 256, CPU {cpu * 1000:.0f} m of 250")  # which depends on the machine
+    print(f"memory {memory / 2**20:.0f} MiB of 256, CPU {cpu * 1000:.0f} m of 250")
     assert memory < 128 * 2**20
+    assert cpu < 0.150  # measured: 0.05
 
 
 def test_a_killed_sidecar_comes_back_and_the_server_does_not_notice(running: None) -> None:

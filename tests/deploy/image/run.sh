@@ -29,5 +29,6 @@ base=localhost/ci/python:3.13-slim-trixie
 began=$SECONDS
 ./build.sh "$root" localhost/stopline:ci "$base" >/dev/null
 echo "image built in $((SECONDS - began)) s"
+./stand-ins.sh "$base" localhost/stopline:ci
 cd "$root"
-tests/deploy/image/alone.sh .venv/bin/python -m pytest tests/deploy/image/pod.py -q -s "$@"
+tests/deploy/image/alone.sh .venv/bin/python -m pytest tests/deploy/image/pod.py tests/deploy/image/compose.py -q -s "$@"

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := -m "not engine" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools boards coverage packages clean
+.PHONY: run test test-engine test-image lint format soak fuzz bench bench-accuracy bench-alerts bench-engine bench-ramp bench-rules bench-tools boards coverage packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -34,6 +34,13 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+soak: packages $(INSTALLED)
+	$(BIN)/python tests/soak.py $(ARGS)
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python tests/fuzz/campaign.py $(ARGS)
 
 bench-engine: $(INSTALLED)
 	$(BIN)/python tests/bench/beside_vllm.py $(ARGS)

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from realengine import until
 from replay import Replica
+from vitals import Vitals
 
 from exporter.simulator import EngineConfig
 from exporter.web import build_app
@@ -48,8 +49,7 @@ def limited(what: int, most: int) -> Callable[[], None]:
 
 
 def resident_bytes(run: Process) -> int:
-    text = Path(f"/proc/{run.process.pid}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) * 1024
+    return Vitals.of(run.process.pid).resident_bytes
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"])

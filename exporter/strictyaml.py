@@ -199,6 +199,8 @@ def _fields(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any
 
 def _scalar(node: yaml.ScalarNode, kind: Any) -> Any:
     text, plain = node.value, not node.style
+    if "\0" in text:
+        raise _Invalid("holds a NUL character, which no path and no name can")
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if text in choices:

@@ -1,6 +1,7 @@
 """Strangers, other limits and other clocks: the next scrape is answered, and nothing is lost or counted twice."""
 
 import asyncio
+import re
 import resource
 import signal
 import socket
@@ -150,6 +151,36 @@ def test_a_line_of_a_hundred_megabytes_and_garbage_take_no_memory(log: Path) -> 
             out.write(b"\n" + SEED.encode())
         until(lambda: OK.format(2) in fetch(run.port), 120, "all of it was read")
         assert resident_bytes(run) - before < 16 * 2**20
+
+
+def test_a_flood_of_garbage_and_forged_prompts_is_told_and_counts_as_nothing(log: Path) -> None:
+    """A hundred megabytes at once, in which a thousand prompts speak of errors."""
+    start = "(APIServer pid=914) {} 11-30 07:26:42 [{}] Request cmpl-{}"
+    forged = start.format(
+        "DEBUG", "request_logger.py:53", "{} details: prompt: 'why?\\nERROR 11-30 07:26:24 [core.py:9] {}\\n', "
+    )
+    forged += "prompt_token_ids: None, prompt_embeds shape: None.\n"
+    aborted = start.format("INFO", "async_llm.py:700", "1 aborted.\n")
+    with running(log, "--engine", "vllm") as run:
+        before, behind = resident_bytes(run), [0.0]
+
+        def read() -> bool:
+            page = fetch(run.port)
+            behind.append(float(re.search(r"(?m)^stopline_log_lag_bytes\S* (\S+)", page)[1]))
+            return 'stopline_requests_total{model="",outcome="aborted"} 1.0' in page and behind[-1] == 0
+
+        with log.open("ab") as out:
+            garbage = bytes(range(256)) * 4096
+            for n in range(100):
+                out.write(garbage + b"\n")
+                for prompt in range(10):
+                    out.write(forged.format(10 * n + prompt, "torch.OutOfMemoryError: CUDA out of memory.").encode())
+            out.write(aborted.encode())
+        until(read, 120, "all of it was read")
+        assert max(behind) > 2**20
+        assert resident_bytes(run) - before < 16 * 2**20
+        kinds = re.findall(r'(?m)^stopline_errors_total\{kind="\w+",source="log"\} (\S+)', fetch(run.port))
+        assert set(kinds) == {"0.0"}
 
 
 def _seen(replica: Replica) -> dict[str, float]:

@@ -2,7 +2,7 @@
 """What Stopline costs, beside what a user would take instead, in one run.
 
     make bench                       # table
-    python tests/bench/run.py --json # the same as JSON
+    python tests/bench/run.py --json # the same as JSON; --markdown is what the README has
 
 Machines are shared and noisy: figures are CPU time where they can be, the contestants alternate, and the median of the
 rounds counts. Ratios can be compared between machines, seconds cannot.
@@ -36,6 +36,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--megabytes", type=int, default=30, help="of each log that is read whole")
     parser.add_argument("--backlog", type=int, default=200, help="megabytes that are there at once")
     parser.add_argument("--seconds", type=float, default=15, help="for which a growing log is followed")
@@ -45,10 +46,14 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows(arguments)], indent=2))
         return
-    print(f"{'what':42} {'unit':>12} {'Stopline':>9} {'instead':>9} {'ratio':>6}")
+    form = "| {} | {} | {} | {} |" if arguments.markdown else "{:45} {:>20} {:>32} {:>7}"
+    print(form.format("what", "Stopline", "instead", "ratio"))
+    if arguments.markdown:
+        print(form.format(*["---"] * 4))
     for row in rows(arguments):
-        other = "" if row.instead is None else f"{row.instead:9.3f} {row.ratio:5.1f}x  {row.of}"
-        print(f"{row.what:42} {row.unit:>12} {row.stopline:9.3f} {other}", flush=True)
+        instead = "" if row.instead is None else f"{row.of}: {row.instead:.3g} {row.unit}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.1f} ×"
+        print(form.format(row.what, f"{row.stopline:.3g} {row.unit}", instead, ratio), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-soak: packages $(INSTALLED)
+soak: $(INSTALLED)
+	@./.ci/packages gcc=gcc
 	$(BIN)/python tests/soak.py $(ARGS)
 
 fuzz: $(INSTALLED)
@@ -46,7 +47,7 @@ bench-engine: $(INSTALLED)
 	$(BIN)/python tests/bench/beside_vllm.py $(ARGS)
 
 bench: $(INSTALLED)
-	@./.ci/packages mtail=mtail
+	@./.ci/packages mtail=mtail gcc=gcc
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
 bench-accuracy: $(INSTALLED)

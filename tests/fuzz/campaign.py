@@ -37,17 +37,23 @@ class Tally:
     """What went wrong, and with which input."""
 
     def add(self, target: Target, data: bytes) -> None:
-        """Run *target* on *data*."""
+        """Run *target* on *data*, and where that was slow once more: something else may have been in its way."""
+        took = self._run(target, data)
+        if took > target.slow:
+            took = min(took, self._run(target, data))
+            if took > target.slow:
+                self.found.append((f"{took:.3f} s for {len(data)} bytes", data))
+        self.inputs += 1
+        self.slowest = max(self.slowest, took)
+
+    def _run(self, target: Target, data: bytes) -> float:
+        """Processor seconds."""
         began = time.process_time()
         try:
             target.run(data)
         except Exception:
             self.found.append((traceback.format_exc(limit=-4), data))
-        took = time.process_time() - began
-        self.inputs += 1
-        self.slowest = max(self.slowest, took)
-        if took > target.slow:
-            self.found.append((f"{took:.3f} s for {len(data)} bytes", data))
+        return time.process_time() - began
 
 
 def mutations(target: Target, *, inputs: int | None = None, seconds: float = float("inf"), seed: int = 1) -> Tally:

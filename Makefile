@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := -m "not engine" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-engine test-image lint format bench bench-accuracy bench-alerts bench-engine bench-page bench-ramp bench-rules bench-tools boards pages coverage packages clean
+.PHONY: run test test-engine test-image lint format soak fuzz bench bench-accuracy bench-alerts bench-engine bench-page bench-ramp bench-rules bench-tools boards pages coverage packages clean
 
 run: $(INSTALLED)
 	$(BIN)/stopline demo $(ARGS)
@@ -35,11 +35,19 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+soak: $(INSTALLED)
+	@./.ci/packages gcc=gcc
+	$(BIN)/python tests/soak.py $(ARGS)
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python tests/fuzz/campaign.py $(ARGS)
+
 bench-engine: $(INSTALLED)
 	$(BIN)/python tests/bench/beside_vllm.py $(ARGS)
 
 bench: $(INSTALLED)
-	@./.ci/packages mtail=mtail
+	@./.ci/packages mtail=mtail gcc=gcc
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
 bench-accuracy: $(INSTALLED)

@@ -9,7 +9,15 @@ GOLDEN = Path(__file__).parent / "golden"
 
 _LONG = (
     *("test_pages.py", "test_boards_live.py", "test_judge.py", "test_replay.py", "test_rules.py", "test_faults.py"),
-    *("test_sidecar.py", "test_attack.py", "test_demo.py", "test_webfile.py", "test_ramp.py", "test_real_llamacpp.py"),
+    *(
+        "test_soak.py",
+        "test_sidecar.py",
+        "test_attack.py",
+        "test_demo.py",
+        "test_webfile.py",
+        "test_ramp.py",
+        "test_real_llamacpp.py",
+    ),
 )
 
 

@@ -56,11 +56,16 @@ class Hardware:
         new.replace(self.state)  # at once: the library reads it at every call
 
 
-@pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory) -> Path:
-    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+def build(folder: Path) -> Path:
+    """The library, built into *folder*. Raises CalledProcessError where it does not compile."""
+    library = folder / "libnvidia-ml.so.1"
     subprocess.run([*CC.split(), "-o", library, SOURCE], check=True)
     return library
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

@@ -24,14 +24,13 @@ def eventually(condition):
 
 
 class Process:
-    """``stopline run`` as a user starts it."""
+    """``stopline run`` as a user starts it; *options* are those of Popen, by default with its output kept."""
 
     def __init__(self, *arguments: str, **options) -> None:
         self.port = free_port()
         command = [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"127.0.0.1:{self.port}"]
-        self.process = subprocess.Popen(
-            [*command, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-        )
+        kept = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([*command, *arguments], **kept | options)
 
     def __enter__(self) -> "Process":
         try:

@@ -1,6 +1,7 @@
 """Strangers, other limits and other clocks: the next scrape is answered, and nothing is lost or counted twice."""
 
 import asyncio
+import re
 import resource
 import signal
 import socket
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from realengine import until
 from replay import Replica
+from vitals import Vitals
 
 from exporter.simulator import EngineConfig
 from exporter.web import build_app
@@ -48,8 +50,7 @@ def limited(what: int, most: int) -> Callable[[], None]:
 
 
 def resident_bytes(run: Process) -> int:
-    text = Path(f"/proc/{run.process.pid}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) * 1024
+    return Vitals.of(run.process.pid).resident_bytes
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"])
@@ -150,6 +151,36 @@ def test_a_line_of_a_hundred_megabytes_and_garbage_take_no_memory(log: Path) -> 
             out.write(b"\n" + SEED.encode())
         until(lambda: OK.format(2) in fetch(run.port), 120, "all of it was read")
         assert resident_bytes(run) - before < 16 * 2**20
+
+
+def test_a_flood_of_garbage_and_forged_prompts_is_told_and_counts_as_nothing(log: Path) -> None:
+    """A hundred megabytes at once, in which a thousand prompts speak of errors."""
+    start = "(APIServer pid=914) {} 11-30 07:26:42 [{}] Request cmpl-{}"
+    forged = start.format(
+        "DEBUG", "request_logger.py:53", "{} details: prompt: 'why?\\nERROR 11-30 07:26:24 [core.py:9] {}\\n', "
+    )
+    forged += "prompt_token_ids: None, prompt_embeds shape: None.\n"
+    aborted = start.format("INFO", "async_llm.py:700", "1 aborted.\n")
+    with running(log, "--engine", "vllm") as run:
+        before, behind = resident_bytes(run), [0.0]
+
+        def read() -> bool:
+            page = fetch(run.port)
+            behind.append(float(re.search(r"(?m)^stopline_log_lag_bytes\S* (\S+)", page)[1]))
+            return 'stopline_requests_total{model="",outcome="aborted"} 1.0' in page and behind[-1] == 0
+
+        with log.open("ab") as out:
+            garbage = bytes(range(256)) * 4096
+            for n in range(100):
+                out.write(garbage + b"\n")
+                for prompt in range(10):
+                    out.write(forged.format(10 * n + prompt, "torch.OutOfMemoryError: CUDA out of memory.").encode())
+            out.write(aborted.encode())
+        until(read, 120, "all of it was read")
+        assert max(behind) > 2**20
+        assert resident_bytes(run) - before < 16 * 2**20
+        kinds = re.findall(r'(?m)^stopline_errors_total\{kind="\w+",source="log"\} (\S+)', fetch(run.port))
+        assert set(kinds) == {"0.0"}
 
 
 def _seen(replica: Replica) -> dict[str, float]:

@@ -82,6 +82,9 @@ EXPECTED: dict[str, list[str]] = {
     "not-yaml": [
         "not-yaml.yml:3: not YAML: expected <block end>, but found '<block mapping start>'",
     ],
+    "nul": [
+        "nul.yml:2: log.paths[0]: holds a NUL character, which no path and no name can",
+    ],
     "several": [
         "several.yml:2: engine.nam: unknown key (did you mean 'name'?)",
         "several.yml:3: engine.url: must start with http:// or https:// and name a host, got 'ftp://host'",

@@ -1,5 +1,6 @@
 """Every bundled profile keeps the promises that stand in it: samples, rejects, error corpus, coverage of captures."""
 
+import dataclasses
 import fnmatch
 import json
 from pathlib import Path
@@ -23,6 +24,12 @@ CORPUS = [
     for n, sample in enumerate((*profile.log.errors.samples, *profiles.shared().samples))
 ]
 PAGES = sorted(FIXTURES.glob("*/*/*metrics*.txt"))
+
+
+@pytest.mark.parametrize("engine", profiles.names())
+def test_libyaml_reads_a_profile_as_the_strict_loader_does(engine: str) -> None:
+    path = Path(profiles.__file__).with_name(f"{engine}.yaml")
+    assert dataclasses.asdict(profiles.bundled(engine)) == dataclasses.asdict(profiles.load(path))
 
 
 @pytest.mark.parametrize(("profile", "pattern"), PATTERNS)

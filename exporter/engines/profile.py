@@ -397,7 +397,7 @@ def bundled(engine: str) -> Profile:
     """A profile that ships with Stopline. Raises KeyError for an engine that has none."""
     if engine not in names():
         raise KeyError(engine)
-    return load(Path(str(resources.files("exporter.engines") / f"{engine}.yaml")))
+    return _ours(engine)
 
 
 @cache
@@ -410,7 +410,11 @@ def names() -> tuple[str, ...]:
 @cache
 def shared() -> ErrorRules:
     """What fails alike in every engine built on PyTorch and CUDA."""
-    return load(Path(str(resources.files("exporter.engines") / f"{SHARED}.yaml"))).log.errors
+    return _ours(SHARED).log.errors
+
+
+def _ours(name: str) -> Profile:
+    return strictyaml.load(Path(str(resources.files("exporter.engines") / f"{name}.yaml")), Profile, ours=True)
 
 
 @cache

@@ -33,7 +33,8 @@ _AMID = 64  # the same within such a traceback: lines of other ranks and threads
 class _Block:
     """One record that says error, with the lines that belong to it.
 
-    *ignored* says that by its message it is none, *pardoned* the same by the last exception that tells.
+    *ignored* says that by its message it is none, *pardoned* the same by the last exception that tells. *fatal* says
+    that it was open when another record told the death of the engine: it may tell the cause.
     """
 
     key: tuple[str, str]
@@ -41,6 +42,7 @@ class _Block:
     last_at: float
     ignored: bool
     pardoned: bool = False
+    fatal: bool = False
     kinds: set[str] = field(default_factory=set)
     in_traceback: bool = False
     lines: int = 0
@@ -123,7 +125,7 @@ class Errors:
         block = self._blocks.pop(process)
         if not (block.ignored or block.pardoned):
             kind = min(block.kinds or {"other"}, key=_PRECEDENCE.__getitem__)
-            self._event(kind, block.when, block.last_at)
+            self._event(kind, block.when, block.last_at, fatal=block.fatal)
 
     # within
 
@@ -206,8 +208,8 @@ class Errors:
     def _dead(self) -> bool:
         return self._died_in == self._lifecycle.lives
 
-    def _event(self, kind: str, when: float | None, now: float) -> None:
-        if self._dead and kind not in _OUTLIVE_DEATH:
+    def _event(self, kind: str, when: float | None, now: float, *, fatal: bool = False) -> None:
+        if self._dead and kind not in _OUTLIVE_DEATH and not (fatal and kind != "other"):
             return
         if last := self._last.get(kind):
             apart = abs(when - last[0]) if when is not None and last[0] is not None else now - last[1]
@@ -219,6 +221,8 @@ class Errors:
         if kind == "engine_dead":
             self._died_in = self._lifecycle.lives
             self._lifecycle.enter("dead")
+            for block in self._blocks.values():
+                block.fatal = True
 
 
 def _said(regex: re.Pattern[str], forms: Iterable[str]) -> bool:

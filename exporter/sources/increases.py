@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from exporter.refine import Window
 from exporter.sources.page import Key, Page
 
+Group = dict[str, list[tuple[Key, float]]]
+"""The samples of one histogram series by suffix."""
+
 _ROUNDING = 1e-9
 _MOST_REMEMBERED = 200_000  # series; more than any engine has, and what a page that churns labels may cost
 _RESTART_SECONDS = 0.5  # a start time that differs by less is the same start, told anew
@@ -87,9 +90,9 @@ class Increases:
         return fell > kept
 
 
-def histograms(page: Page, name: str) -> Iterator[tuple[dict[str, str], dict[str, list[tuple[Key, float]]]]]:
+def histograms(page: Page, name: str) -> Iterator[tuple[dict[str, str], Group]]:
     """The series of the histogram *name*: its labels without ``le``, and its samples by suffix."""
-    groups: dict[tuple[tuple[str, str], ...], dict[str, list[tuple[Key, float]]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], Group] = {}
     for suffix in ("_bucket", "_sum", "_count"):
         for key, value in page.samples.get(name + suffix, {}).items():
             labels = tuple(pair for pair in key[1] if pair[0] != "le")
@@ -98,7 +101,7 @@ def histograms(page: Page, name: str) -> Iterator[tuple[dict[str, str], dict[str
         yield dict(labels), group
 
 
-def totals(page: Page, name: str, count: str) -> Iterator[tuple[dict[str, str], dict[str, list[tuple[Key, float]]]]]:
+def totals(page: Page, name: str, count: str) -> Iterator[tuple[dict[str, str], Group]]:
     """The same for an engine that tells a sum (*name*) and how many it is of (*count*) as two counters."""
     counts = {key[1]: (key, value) for key, value in page.samples.get(count, {}).items()}
     for key, value in page.samples.get(name, {}).items():

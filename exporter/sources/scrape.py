@@ -15,7 +15,7 @@ from exporter.lifecycle import Lifecycle
 from exporter.signals import Labels, Reading, Sample
 from exporter.sources.fetch import Server, Unreadable
 from exporter.sources.flows import Flow, Owed, Presence
-from exporter.sources.increases import Increases, histograms, totals
+from exporter.sources.increases import Group, Increases, histograms, totals
 from exporter.sources.page import Key, NotAPage, Page, PageReader, names_of
 from exporter.sources.shapes import Ended, Shapes
 from exporter.store import OTHER, Store
@@ -217,6 +217,7 @@ class ScrapeSource:
         if page.started_at is not None:
             self._longest = max(60.0, self._store.wall() - page.started_at)
         self._gauges: dict[tuple[Family, Labels], float] = {}
+        self._grouped: dict[str, list[tuple[dict[str, str], Group]]] = {}
         gauges = self._gauges
         moved = False
         for short, rules in sorted(profile.page_rules().items(), key=_turn):
@@ -346,7 +347,7 @@ class ScrapeSource:
     def _histogram(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
         """Observe what came; not if *told*: until now another source observed the same."""
         moved = False
-        for native, group in totals(page, name, rule.count) if rule.count else histograms(page, name):
+        for native, group in totals(page, name, rule.count) if rule.count else self._series(page, name):
             if not _fits(native, rule):
                 continue
             window = self._increases.window(group)
@@ -369,6 +370,12 @@ class ScrapeSource:
                 self._store.observe(family, labels, value, count, origin="metrics")
         return moved
 
+    def _series(self, page: Page, name: str) -> list[tuple[dict[str, str], Group]]:
+        """`histograms`, once a page: what ends with a request asks for two others, for each rank."""
+        if name not in self._grouped:
+            self._grouped[name] = list(histograms(page, name))
+        return self._grouped[name]
+
     def _ended(self, page: Page, rule: PageRule, native: dict[str, str], window: refine.Window) -> Ended | None:
         """What the page tells beside the *window* of the requests that ended; None without their decode times."""
         latency, decode = (self._beside(page, name, native, rule.scale) for name in (rule.latency, rule.decode))
@@ -380,7 +387,7 @@ class ScrapeSource:
 
     def _beside(self, page: Page, name: str, native: dict[str, str], scale: float) -> refine.Window | None:
         """What came into another histogram of the same labels."""
-        group = next((group for labels, group in histograms(page, name) if labels == native), None) if name else None
+        group = next((group for told, group in self._series(page, name) if told == native), None) if name else None
         window = None if group is None else self._increases.window(group)
         return None if window is None else _scaled(window, scale)
 

@@ -3,10 +3,8 @@
 mtail runs `usual.mtail`, which counts the same. Both must count what was written, else there is no figure.
 """
 
-import http.client
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -14,11 +12,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+import beside
 import vllm_log
+from rows import Row
+from vitals import Vitals
 
 from exporter import catalog
 from exporter.engines import profile as profiles
@@ -30,19 +29,7 @@ from exporter.store import Store
 PROGRAM = Path(__file__).parent / "usual.mtail"
 LINES_A_SECOND = 10_000
 _WRITES_A_SECOND = 50
-_PATIENCE = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table; *instead* is what *of* takes, *ratio* how many times Stopline's that is."""
-
-    what: str
-    unit: str
-    stopline: float
-    instead: float | None = None
-    of: str = ""
-    ratio: float | None = None
+_FOLLOWING = ("--engine", "vllm", "--gpus", "none", "--log")
 
 
 def read(mix: vllm_log.Mix, megabytes: int, rounds: int) -> Row:
@@ -59,7 +46,7 @@ def read(mix: vllm_log.Mix, megabytes: int, rounds: int) -> Row:
                     sys.exit(f"{contestant.__name__} counted {counted} of {held}")
                 times.append(seconds)
         mine, other = statistics.median(ours), statistics.median(theirs) - mtail(empty)[0]
-        return Row(f"{megabytes} MB: {mix.name}", "CPU s", mine, other, "mtail", other / mine)
+        return Row.beside(f"{megabytes} MB: {mix.name}", "CPU s", mine, other, "mtail")
 
 
 def stopline(path: Path) -> tuple[float, Counter[str]]:
@@ -109,16 +96,16 @@ def backlog(megabytes: int) -> Row:
         log.touch()
         vllm_log.write(behind, vllm_log.MIXED, megabytes)
         size = behind.stat().st_size
-        with _sidecar(log) as (_, port):
+        with beside.running(*_FOLLOWING, str(log)) as sidecar:
             behind.replace(log)
-            end, took = time.monotonic() + _PATIENCE, []
+            end, took = time.monotonic() + beside.PATIENCE_SECONDS, []
             while time.monotonic() < end:
                 began = time.perf_counter()
-                page = _page(port)
+                page = sidecar.page()
                 took.append(1000 * (time.perf_counter() - began))
                 if float(re.search(r"^stopline_log_bytes_total\S* (\S+)", page, re.M)[1]) >= size:
                     return Row(f"{megabytes} MB backlog, /metrics P99", "ms", statistics.quantiles(took, n=100)[98])
-    sys.exit(f"a backlog of {megabytes} MB was not read in {_PATIENCE} s")
+    sys.exit(f"a backlog of {megabytes} MB was not read in {beside.PATIENCE_SECONDS} s")
 
 
 def following(seconds: float) -> Iterator[Row]:
@@ -129,73 +116,36 @@ def following(seconds: float) -> Iterator[Row]:
         lines = source.read_bytes().splitlines(keepends=True)
         ours.touch()
         theirs.touch()
-        with _sidecar(ours) as (pid, port):
-            idle, busy = _share(pid, ours, [], seconds), _share(pid, ours, lines, seconds)
-            told = re.search(r"^stopline_log_lines_total\S* (\S+)", _page(port), re.M)
+        with beside.running(*_FOLLOWING, str(ours)) as sidecar:
+            idle, busy = (_share(sidecar.process.pid, ours, written, seconds) for written in ([], lines))
+            told = re.search(r"^stopline_log_lines_total\S* (\S+)", sidecar.page(), re.M)
             if float(told[1]) < 0.95 * LINES_A_SECOND * seconds:
                 sys.exit(f"only {told[1]} lines were read")
-        command = ["mtail", "--progs", PROGRAM, "--logs", theirs, "--port", str(_free_port()), "--address", "127.0.0.1"]
+        port = beside.free_port()
+        command = ["mtail", "--progs", PROGRAM, "--logs", theirs, "--port", str(port), "--address", "127.0.0.1"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             other = _share(process.pid, theirs, [], 2) and _share(process.pid, theirs, lines, seconds)
         finally:
             process.kill()
             process.wait()
-        yield Row("following 10,000 lines/s", "% of a core", busy, other, "mtail", other / busy)
+        yield Row.beside("following 10,000 lines/s", "% of a core", busy, other, "mtail")
         yield Row("following a quiet log", "% of a core", idle)
 
 
 def _share(pid: int, path: Path, lines: list[bytes], seconds: float) -> float:
     """Percent of a core that the process takes while *lines*, over and over, are written at their rate."""
-    each = LINES_A_SECOND // _WRITES_A_SECOND
-    began, before, at = time.monotonic(), _cpu_of(pid), 0
+    before = Vitals.of(pid)
+    grow(path, lines, LINES_A_SECOND, seconds)
+    return beside.share(before, Vitals.of(pid))
+
+
+def grow(path: Path, lines: list[bytes], rate: int, seconds: float) -> None:
+    """Append *lines*, over and over, *rate* a second, or nothing if there are none, for so long."""
+    each, at, began = rate // _WRITES_A_SECOND, 0, time.monotonic()
     with path.open("ab", buffering=0) as out:
         for number in range(1, int(seconds * _WRITES_A_SECOND) + 1):
             if lines:
                 out.write(b"".join(lines[at : at + each]))
                 at = (at + each) % (len(lines) - each)
             time.sleep(max(0.0, began + number / _WRITES_A_SECOND - time.monotonic()))
-    return 100 * (_cpu_of(pid) - before) / (time.monotonic() - began)
-
-
-@contextmanager
-def _sidecar(log: Path) -> Iterator[tuple[int, int]]:
-    """``stopline run`` that follows *log*; its process and its port."""
-    port = _free_port()
-    command = [sys.executable, "-m", "exporter", "run", "--engine", "vllm", "--gpus", "none", "--log", str(log)]
-    process = subprocess.Popen(
-        [*command, "--web.listen-address", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        end = time.monotonic() + _PATIENCE
-        while "stopline_log_bytes_total" not in _page(port):
-            if process.poll() is not None or time.monotonic() > end:
-                sys.exit("stopline did not start")
-            time.sleep(0.1)
-        time.sleep(1)  # what starting still does
-        yield process.pid, port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _page(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    except ConnectionRefusedError:
-        return ""
-    finally:
-        connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

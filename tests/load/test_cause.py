@@ -33,7 +33,9 @@ def test_the_client_tells_where_there_is_no_sidecar() -> None:
 def test_one_stall_at_the_baseline_hides_no_queue() -> None:
     """The wait of the slowest did not grow, that of everybody did."""
     stalled = engine(queue=2.0)
-    calm = level(1, [1.0] * 58 + [3.0] * 2, engine=msgspec.structs.replace(stalled, queue_wait=Quantiles(0.0, 0.1, 2.0)))
+    calm = level(
+        1, [1.0] * 58 + [3.0] * 2, engine=msgspec.structs.replace(stalled, queue_wait=Quantiles(0.0, 0.1, 2.0))
+    )
     waiting = msgspec.structs.replace(stalled, queue_wait=Quantiles(1.0, 1.5, 2.0))
     assert cause(level(8, [2.0] * 60, engine=waiting), calm) == "queue grows, step flat"
 

@@ -132,7 +132,10 @@ async def test_a_stream_that_breaks_off(server) -> None:
         ([], "incomplete"),
         ([json.dumps({"choices": [{"text": " a", "finish_reason": None}]})], "incomplete"),
         ([json.dumps({"choices": [{"text": " a", "finish_reason": "length"}]})], ""),
-        ([json.dumps({"choices": [{"text": " a"}], "usage": {"completion_tokens": 2}})], "incomplete"),  # told all along
+        (
+            [json.dumps({"choices": [{"text": " a"}], "usage": {"completion_tokens": 2}})],
+            "incomplete",
+        ),  # told all along
         ([USAGE], ""),
         (["[DONE]"], ""),
     ],

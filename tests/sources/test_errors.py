@@ -208,3 +208,24 @@ def test_a_failure_is_known_under_every_combination_of_layers(wrap: str) -> None
     assert Reader("vllm").feed(_wrapped(text, wrap)).settle().errors == {"cuda": 1}
     calm = "INFO 11-30 06:14:43 [core.py:15] ERROR CUDA error: device-side assert triggered"
     assert Reader("vllm").feed(_wrapped(calm, wrap)).settle().errors == {}
+
+
+def test_the_cause_that_another_process_told_before_the_death_counts_too() -> None:
+    """The core's last record is judged only after the API server has told, stream by stream, that the core is dead."""
+    trace = "Traceback (most recent call last):"
+    dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)."
+    records = (
+        (
+            "EngineCore pid=956",
+            "core.py:1512",
+            "fatal error.",
+            trace,
+            "TimeoutError: RPC call to sample_tokens timed out.",
+        ),
+        ("APIServer pid=914", "async_llm.py:906", "AsyncLLM output_handler failed.", trace, dead),
+        ("APIServer pid=914", "serving.py:500", "Error in completion stream generator.", trace, dead),
+    )
+    text = "".join(
+        f"({process}) ERROR 11-30 07:26:24 [{place}] {line}\n" for process, place, *lines in records for line in lines
+    )
+    assert Reader("vllm").feed(text).settle().errors == {"timeout": 1, "engine_dead": 1}

@@ -27,7 +27,7 @@ late, and Prometheus extrapolates. That something is missing the rules say once 
 then, only the page says."""
 DIP = 2 * EVERY
 """So long may one of the two miss a peak of a gauge that the other sees: they look at different moments."""
-NOT_NEEDED = re.compile("alerts|cause|capacity")
+NOT_NEEDED = re.compile("alerts|cause|capacity|boards|layouts")
 """Groups that neither stopline:tripped nor stopline:judged rests on."""
 
 

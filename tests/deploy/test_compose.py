@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 
+import pytest
 import yaml
 from manifests import DEPLOY
 
@@ -18,6 +19,14 @@ def services() -> dict:
 
 def test_the_settings_are_sound() -> None:
     assert config.load(COMPOSE / "stopline.yml").gpus.devices == "none"
+
+
+def test_the_file_is_what_the_specification_allows_and_a_slip_is_found() -> None:
+    specification = pytest.importorskip("compose_spec", reason="built for amd64 alone").PyCompose
+    text = (COMPOSE / "compose.yaml").read_text()
+    specification.from_yaml(text).validate()
+    with pytest.raises(ValueError, match="cap_dropp"):
+        specification.from_yaml(text.replace("cap_drop", "cap_dropp"))
 
 
 def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> None:

@@ -2,6 +2,7 @@
 
 import http.server
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -22,7 +23,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def stop(*_: object) -> None:
-    print("last words", flush=True)
+    os.write(1, b"last words\n")  # print may be what was interrupted, and does not allow a second one in it
     sys.exit(7)
 
 

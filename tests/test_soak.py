@@ -26,8 +26,8 @@ def vitals(n: int, **changes: int) -> Vitals:
     ("grows", "problems"),
     [
         ({}, []),
-        ({"resident_bytes": 40_000}, ["memory grows by 1.20 MB an hour"]),
-        ({"resident_bytes": 1_000_000}, ["memory grows by 30.00 MB an hour", "memory grew by 22.5 MB"]),
+        ({"resident_bytes": 20_000}, ["memory grows by 1.20 MB an hour"]),
+        ({"resident_bytes": 1_000_000}, ["memory grows by 60.00 MB an hour", "memory grew by 22.5 MB"]),
         ({"descriptors": 1}, ["descriptors grow by 22.5"]),
         ({"threads": 1}, ["threads grow by 22.5"]),
     ],

@@ -33,7 +33,11 @@ class Process:
         self.process = subprocess.Popen([*command, *arguments], **kept | options)
 
     def __enter__(self) -> "Process":
-        eventually(lambda: fetch(self.port, "/-/healthy"))
+        try:
+            until(lambda: fetch(self.port, "/-/healthy"), 30, "it answers")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

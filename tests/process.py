@@ -35,7 +35,7 @@ class Process:
     def __enter__(self) -> "Process":
         try:
             until(lambda: fetch(self.port, "/-/healthy"), 30, "it answers")
-        except AssertionError:
+        except BaseException:
             self.__exit__()
             raise
         return self

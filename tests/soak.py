@@ -65,8 +65,8 @@ LONG_LINE_BYTES = 3 << 20
 GARBAGE_BYTES = 1 << 20
 PATIENCE_SECONDS = 60.0
 SLOPE_BYTES_AN_HOUR = 1e6
-GROWTH_BYTES = 8 << 20  # allowed where it did not run long enough for a slope
-SLOPE_AFTER_SECONDS = 600.0
+GROWTH_BYTES = 4 << 20  # where it did not run long enough for a slope
+SLOPE_AFTER_SECONDS = 7200.0  # before, the half hour of past that is kept and the allocator's jitter outweigh it
 
 
 class Wrong(Exception):

@@ -35,4 +35,4 @@ def vitals(n: int, **changes: int) -> Vitals:
 def test_what_grows_is_a_problem(grows: dict[str, int], problems: list[str]) -> None:
     still = vitals(0)
     samples = [vitals(n, **{name: getattr(still, name) + n * each for name, each in grows.items()}) for n in range(60)]
-    assert Outcome(3600.0, 72_000.0, {}, {}, samples).problems() == problems
+    assert Outcome(7200.0, 72_000.0, {}, {}, samples).problems() == problems

@@ -204,6 +204,13 @@ def test_a_service_monitor_in_place_of_the_pod_monitor(chart: Path, tmp_path: Pa
         "rules.runbooks=wiki",
         "boards.labels.grafana_dashboard=1",
         "extraLabels.release=1",
+        "extraLabels.app\\.kubernetes\\.io/name=x",
+        "rules.labels.severity=info",
+        "podMonitor.interval=10m",
+        "podMonitor.interval=0s",
+        "podMonitor.namespaces={ML}",
+        "settings=null",
+        "rules=null",
     ],
 )
 def test_values_that_mean_nothing_are_refused(chart: Path, values: str) -> None:
@@ -211,6 +218,20 @@ def test_values_that_mean_nothing_are_refused(chart: Path, values: str) -> None:
         "values don't meet the specifications of the schema"
         in helm("template", chart, "--set", values, ok=False).stderr
     )
+
+
+def test_an_alert_that_there_is_not_cannot_be_left_out(chart: Path) -> None:
+    told = helm("template", chart, "--set", "rules.disabled={StoplineKVCachePressure}", ok=False).stderr
+    assert "there is no alert StoplineKVCachePressure; there are" in told
+    assert "StoplineKvCachePressure" in told
+
+
+def test_servers_in_other_namespaces_are_found_where_they_are_named(chart: Path, tmp_path: Path) -> None:
+    (monitor,) = of(template(chart, tmp_path, podMonitor={"namespaces": ["ml", "chat"]}), "PodMonitor")
+    check_schemas([monitor])
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["ml", "chat"]}
+    (usual,) = of(template(chart, tmp_path, enabled=True), "PodMonitor")
+    assert "namespaceSelector" not in usual["spec"]
 
 
 MINE = """\
@@ -256,6 +277,8 @@ def test_the_sidecar_in_a_chart_of_ones_own_is_that_of_kustomize(
         text = MINE.replace("PLACE", "containers").replace("      MORE\n", "")
     (mine / "templates/deployment.yaml").write_text(text)
     manifests = parsed(helm("template", "kps", mine).stdout)
+    old = helm("template", "kps", mine, "--kube-version", "1.28.0", ok=False)
+    assert (old.returncode != 0, "sidecar.native takes Kubernetes 1.29" in old.stderr) == (native, native)
     check_schemas(of(manifests, "Deployment"))
     (pod,) = pods(manifests)
     (tmp_path / "k").mkdir()

@@ -1,8 +1,10 @@
 """The script that lets a server write its log into a file, too: status, signals, last lines, and size."""
 
+import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -48,6 +50,36 @@ def test_a_signal_reaches_the_server_and_its_last_words_reach_the_file(shell, tm
     process.send_signal(number)
     out, _ = process.communicate(timeout=10)
     assert (process.returncode, out, log.read_text()) == (7, "bye\n", "up\nbye\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_between_the_servers_own_processes_does_what_it_does_without_the_script(
+    shell, tmp_path: Path, number: int
+) -> None:
+    """A shell has what it starts beside itself ignore these two; a worker that ends its parent by one would fail to."""
+    process = run(shell, tmp_path / "server.log", f"kill -{int(number)} $$; echo survived; exit 5")
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (128 + number, "")
+
+
+def test_a_file_that_cannot_be_cut_does_not_hold_the_server_up(shell) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, other = Path(name), {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        folder.chmod(0o777)
+        script = shutil.copy(SCRIPT, folder)
+        log = folder / "server.log"
+        log.write_bytes(b"x" * 5000)
+        log.chmod(0o444)
+        lines = "i=0; while [ $i -lt 80 ]; do printf '%01000d\\n' $i; sleep 0.02; i=$((i+1)); done"
+        done = subprocess.run(
+            [*shell, script, log, "sh", "-c", lines],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PATH": "/usr/bin:/bin", "STOPLINE_LOG_BYTES": "1000", "STOPLINE_LOG_LOOK": "0.2"},
+            **other,
+        )
+    assert (done.returncode, [int(line) for line in done.stdout.splitlines()]) == (0, list(range(80)))
 
 
 def test_a_server_that_was_killed_is_told_as_a_container_runtime_tells_it(shell, tmp_path: Path) -> None:

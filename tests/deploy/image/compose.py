@@ -57,6 +57,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack("up", "--detach", "--no-build", *SERVICES)
         yield stack
     finally:
+        if container("engine")["State"]["Status"] == "paused":  # such a one cannot be stopped
+            podman("unpause", "compose_engine_1")
         stack("down", "--volumes", "--timeout", "2")
 
 

@@ -16,6 +16,8 @@ For your own chart: name this one under `dependencies` and put into the pod temp
       {{- include "stopline.volumes" . | nindent 6 }}
 
 with `stopline:` in your values for what stands in this chart's.  With native: false the sidecar goes under containers.
+Rules and boards are wanted once for each Prometheus and Grafana, and each pod by one monitor: in all other charts set
+`stopline.rules.enabled`, `stopline.boards.enabled` and `stopline.podMonitor.enabled` to false.
 */}}
 
 {{- define "stopline.values" -}}
@@ -35,6 +37,9 @@ stopline: sidecar
 - name: stopline
   image: {{ $sidecar.image | quote }}
   {{- if $sidecar.native }}
+  {{- if semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version }}
+  {{- fail "sidecar.native takes Kubernetes 1.29: set it to false, and include stopline.sidecar under containers" }}
+  {{- end }}
   restartPolicy: Always
   {{- end }}
   args: [run, --config, /etc/stopline/stopline.yml]

@@ -31,6 +31,7 @@ _LARGE = 1 << 18
 _RANKS = 1024
 _MAX_LABEL = 128
 _BEYOND = 1e18
+_FULL = 1.001  # of a share, with what an engine rounds up
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
 
 
@@ -302,7 +303,7 @@ class ScrapeSource:
             value = _gauge_value(page, rule, native, key, number)
             if value is None:
                 continue
-            if value < 0:
+            if value < 0 or (family is catalog.KV_USAGE and value > _FULL):
                 self._store.drop(family)
                 continue
             ours = (family, self._labels(family, rule, native, model))
@@ -339,6 +340,7 @@ class ScrapeSource:
         for gauge in rule.open:
             for native, _, value in _matching(page, gauge, PageRule(gauge)):
                 still[self._labels(family, rule, native, model)] += value
+                whole = whole and value >= 0
         for labels, amount in net.items():
             gone = self._flows[id(rule), labels].gone(amount, still[labels] if whole else None)
             if gone and not told:

@@ -171,6 +171,22 @@ async def test_a_connection_cut_amid_the_page_gives_no_half_a_page(session) -> N
     assert (rig.reading.ok, rig.reading.reason, rig.reading.samples) == (False, "broken", ())
 
 
+@pytest.mark.parametrize(("page", "ok"), [(IDLE, True), (IDLE[:-3], False), (IDLE[: IDLE.rindex("\n") + 1], True)])
+async def test_where_nothing_tells_the_end_of_a_page_it_ends_with_a_line(session, page: str, ok: bool) -> None:
+    """311 of 31124 tokens would else be a fall, and then a rise."""
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + page.encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(old, "127.0.0.1", 0)
+    async with server:
+        rig = await Rig(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").once()
+    assert (rig.reading.ok, rig.reading.reason) == (ok, "" if ok else "broken")
+
+
 async def test_a_page_of_the_process_alone_is_not_recognised(session, upstream) -> None:
     upstream.page = "python_info 1\nprocess_start_time_seconds 5\n"
     rig = await Rig(session, upstream.url, profile=None).once()
@@ -377,6 +393,16 @@ async def test_a_refusal_that_two_counters_tell_in_two_polls_is_one(session, ups
         upstream.page = page(refused, failed)
         await rig.once()
     assert rig.store.counters[catalog.ERRORS] == {("rejected", "metrics"): 3.0, ("server_error", "metrics"): 2.0}
+
+
+@pytest.mark.parametrize(("share", "told"), [("1.0", 1.0), ("1.0005", 1.0005), ("1.7", None), ("95", None)])
+async def test_more_than_all_of_the_cache_is_no_share(session, upstream, share: str, told: float | None) -> None:
+    upstream.page = f'vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {share}\n'
+    rig = await Rig(session, upstream.url).once()
+    assert list(rig.gauge(catalog.KV_USAGE).values()) == ([] if told is None else [told])
+    assert rig.store.counters[catalog.SERIES_DROPPED] == (
+        {("stopline_kv_cache_usage_ratio",): 1} if told is None else {}
+    )
 
 
 async def test_sentinels_and_nonsense_are_dropped_and_counted(session, upstream) -> None:
@@ -607,7 +633,7 @@ def test_who_went_away_is_never_overcounted_and_exact_once_nothing_was_open(star
     assert told >= since_idle
 
 
-@pytest.mark.parametrize("gauge", ["", "acme_running NaN\n", "acme_running{ 5\n"])
+@pytest.mark.parametrize("gauge", ["", "acme_running NaN\n", "acme_running{ 5\n", "acme_running -3\n"])
 async def test_a_gauge_that_is_not_there_for_a_poll_makes_nobody_go_away(session, upstream, gauge: str) -> None:
     busy = flow(5, 0, 5, 0)
     without = busy.replace("acme_running 5\n", gauge)

@@ -1,6 +1,7 @@
 """The chart, rendered: rules as they are written, labels everywhere, and the sidecar of deploy/kustomize once more."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -136,6 +137,7 @@ def test_with_everything_on_every_object_is_sound(chart: Path, tmp_path: Path) -
         boards={"annotations": {"grafana_folder": "LLM"}},
         podMonitor={"enabled": False},
         serviceMonitor={"enabled": True},
+        tls={"enabled": True},
     )
     check_schemas(manifests)
     assert unresolved(manifests) == set()
@@ -261,9 +263,11 @@ spec:
 """
 
 
-@pytest.mark.parametrize(("native", "variant"), [(True, "sidecar"), (False, "sidecar-plain")])
+@pytest.mark.parametrize(
+    ("native", "variant", "tls"), [(True, "sidecar", False), (True, "sidecar", True), (False, "sidecar-plain", False)]
+)
 def test_the_sidecar_in_a_chart_of_ones_own_is_that_of_kustomize(
-    chart: Path, tmp_path: Path, native: bool, variant: str
+    chart: Path, tmp_path: Path, native: bool, variant: str, tls: bool
 ) -> None:
     from test_kustomize import server, write
 
@@ -271,7 +275,9 @@ def test_the_sidecar_in_a_chart_of_ones_own_is_that_of_kustomize(
     (mine / "templates").mkdir(parents=True)
     shutil.copytree(chart, mine / "charts/stopline")
     (mine / "Chart.yaml").write_text("apiVersion: v2\nname: mine\nversion: 1.0.0\n")
-    (mine / "values.yaml").write_text(json.dumps({"stopline": {"sidecar": {"native": native}}}))
+    (mine / "values.yaml").write_text(
+        json.dumps({"stopline": {"sidecar": {"native": native}, "tls": {"enabled": tls}}})
+    )
     text = MINE.replace("PLACE", "initContainers").replace("MORE", "containers:")
     if not native:
         text = MINE.replace("PLACE", "containers").replace("      MORE\n", "")
@@ -282,15 +288,27 @@ def test_the_sidecar_in_a_chart_of_ones_own_is_that_of_kustomize(
     check_schemas(of(manifests, "Deployment"))
     (pod,) = pods(manifests)
     (tmp_path / "k").mkdir()
-    write(tmp_path / "k", variant, server("Deployment"))
-    (wanted,) = pods(parsed(kustomize(tmp_path / "k")))
-    assert containers(pod)["stopline"] == containers(wanted)["stopline"]
+    parts = [os.path.relpath(DEPLOY / "kustomize" / part, tmp_path / "k") for part in (variant, "tls", "podmonitor")]
+    components, resources = parts[: 1 + tls], ["server.yaml", parts[2]]
+    write(tmp_path / "k", variant, server("Deployment"), components=components, resources=resources)
+    theirs = parsed(kustomize(tmp_path / "k"))
+    (wanted,) = pods(theirs)
+    (monitor,) = of(manifests, "PodMonitor")
+    assert monitor["spec"] in [m["spec"] for m in of(theirs, "PodMonitor")]
+    assert by_name(containers(pod)["stopline"]) == by_name(containers(wanted)["stopline"])
     assert {f for f in beyond_restricted(pod) if "stopline" in f} == set()
     (settings,) = of(manifests, "ConfigMap")
-    assert pod["spec"]["volumes"] == [
+    renamed = [
         v | ({"configMap": {"name": settings["metadata"]["name"]}} if "configMap" in v else {})
         for v in wanted["spec"]["volumes"]
     ]
+    assert by_name({"volumes": pod["spec"]["volumes"]}) == by_name({"volumes": renamed})
+
+
+def by_name(of: dict) -> dict:
+    """With the order of lists of named things, which means nothing, alike."""
+    lists = {k: v for k, v in of.items() if isinstance(v, list) and all(isinstance(one, dict) for one in v)}
+    return of | {k: sorted(v, key=lambda one: one["name"]) for k, v in lists.items()}
 
 
 def test_the_packed_chart_holds_what_it_needs(tmp_path: Path) -> None:

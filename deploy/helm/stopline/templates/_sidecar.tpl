@@ -33,7 +33,8 @@ stopline: sidecar
 {{- end }}
 
 {{- define "stopline.sidecar" -}}
-{{- $sidecar := (include "stopline.values" . | fromJson).sidecar -}}
+{{- $values := include "stopline.values" . | fromJson -}}
+{{- $sidecar := $values.sidecar -}}
 - name: stopline
   image: {{ $sidecar.image | quote }}
   {{- if $sidecar.native }}
@@ -46,6 +47,10 @@ stopline: sidecar
   env:
     - name: STOPLINE_LOG
       value: {{ $sidecar.log | quote }}
+    {{- if $values.tls.enabled }}
+    - name: STOPLINE_WEB_CONFIG_FILE
+      value: /etc/stopline-web/web.yml
+    {{- end }}
     {{- with $sidecar.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -56,6 +61,9 @@ stopline: sidecar
     httpGet:
       path: /-/healthy
       port: stopline
+      {{- if $values.tls.enabled }}
+      scheme: HTTPS
+      {{- end }}
     periodSeconds: 30
     timeoutSeconds: 5
     failureThreshold: 4
@@ -80,6 +88,11 @@ stopline: sidecar
     - name: stopline-log
       mountPath: /var/log/engine
       readOnly: true
+    {{- if $values.tls.enabled }}
+    - name: stopline-web
+      mountPath: /etc/stopline-web
+      readOnly: true
+    {{- end }}
 {{- end }}
 
 {{- define "stopline.serverMounts" -}}
@@ -100,6 +113,31 @@ stopline: sidecar
 - name: stopline-log
   emptyDir:
     sizeLimit: 1Gi
+{{- if (include "stopline.values" . | fromJson).tls.enabled }}
+- name: stopline-web
+  secret:
+    secretName: stopline-web
+{{- end }}
+{{- end }}
+
+{{- /* What Prometheus needs of a page with TLS and a password. */ -}}
+{{- define "stopline.endpoint" -}}
+{{- if .Values.tls.enabled }}
+scheme: https
+tlsConfig:
+  ca:
+    secret:
+      name: stopline-scrape
+      key: ca.crt
+  serverName: {{ .Values.tls.serverName }}
+basicAuth:
+  username:
+    name: stopline-scrape
+    key: username
+  password:
+    name: stopline-scrape
+    key: password
+{{- end }}
 {{- end }}
 
 {{- define "stopline.labels" -}}

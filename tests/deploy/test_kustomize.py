@@ -156,6 +156,20 @@ def test_gpus_are_shown_to_the_sidecar_without_taking_one(tmp_path: Path, way: s
         assert sidecar["resources"]["claims"] == [{"name": "gpu"}]
 
 
+@pytest.mark.parametrize("way", ["tls", "gpu-runtime", "gpu-dra"])
+@pytest.mark.parametrize(
+    ("order", "problem"),
+    [(("", "sidecar"), "nothing selected by PodTemplate"), (("sidecar-plain", ""), "unable to find field")],
+)
+def test_what_needs_the_native_sidecar_is_refused_before_it_and_beside_another(
+    tmp_path: Path, way: str, order: tuple[str, str], problem: str
+) -> None:
+    components = [os.path.relpath(DEPLOY / "kustomize" / (name or way), tmp_path) for name in order]
+    write(tmp_path, way, server("Deployment"), components=components)
+    with pytest.raises(AssertionError, match=problem):
+        kustomize(tmp_path)
+
+
 def test_with_tls_the_probe_and_the_monitor_speak_it(tmp_path: Path) -> None:
     paths = {
         name: os.path.relpath(DEPLOY / "kustomize" / name, tmp_path.resolve())

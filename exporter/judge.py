@@ -28,7 +28,6 @@ _EVALUATED = 30.0
 _STALLED = 120.0
 _SILENT = 180.0
 _APPEARED = 3600.0
-_TOLD_LATE = 60.0  # seconds after which an error of a failed request is told, at the latest
 _LONGER = 4.0
 _FAILED = ("out_of_memory", "cuda", "collective", "engine_dead")
 _SERVER_SILENT = ("timeout", "unreachable", "broken", "refused")
@@ -115,9 +114,8 @@ class Evidence:
         until = self.now - ago / self.pace
         return self.moments.spread(catalog.LATENCY, model, window / self.pace, until).count
 
-    def increase(self, family: catalog.Family, window: float, since: float = 0.0, **labels: str) -> float:
-        """Over so many seconds, until *since* seconds ago."""
-        return self.moments.increase(family, window / self.pace, self.now - since / self.pace, **labels)
+    def increase(self, family: catalog.Family, window: float, **labels: str) -> float:
+        return self.moments.increase(family, window / self.pace, self.now, **labels)
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, Verdict, Verdict]:
@@ -329,13 +327,9 @@ def _errors(evidence: Evidence) -> Verdict:
 
 
 def _recent(evidence: Evidence) -> dict[str, float]:
-    """Errors of the last five minutes by kind; of requests that failed and of which nothing tells, ``other``."""
+    """Errors of the last five minutes by kind."""
     grown = {kind: evidence.increase(catalog.ERRORS, FAST, kind=kind) for kind in catalog.ERROR_KINDS}
-    told = {kind: amount for kind, amount in grown.items() if amount > 0}
-    if told or evidence.wall - max(evidence.last_error.values(), default=-math.inf) < 2 * FAST / evidence.pace:
-        return told
-    failed = evidence.increase(catalog.REQUESTS, FAST, since=_TOLD_LATE, outcome="error")
-    return {"other": failed} if failed else {}
+    return {kind: amount for kind, amount in grown.items() if amount > 0}
 
 
 def _failed(evidence: Evidence, window: float, recent: Mapping[str, float]) -> float:

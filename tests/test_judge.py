@@ -1,6 +1,5 @@
 """The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,25 +247,6 @@ def test_an_engine_that_is_not_there_is_not_calm() -> None:
 def test_the_errors_line_without_errors(readings, last_error, state: str, says: str) -> None:
     verdict = judge(evidence(readings=readings, last_error=last_error))[1]
     assert (verdict.state, verdict.says) == (state, says)
-
-
-@pytest.mark.parametrize(
-    ("at", "last_error", "told"),
-    [
-        (900.0, {}, ("tripped", ("other",), 2.0)),
-        (970.0, {}, ("ok", (), 2.0)),  # what tells it may still come
-        (900.0, {"timeout": 4500.0}, ("rising", ("timeout",), 2.0)),  # and was told
-        (600.0, {}, ("ok", (), 0.0)),
-    ],
-)
-def test_a_request_that_failed_and_of_which_nothing_else_tells_is_an_error(
-    at: float, last_error: dict[str, float], told: tuple[str, tuple[str, ...], float]
-) -> None:
-    failed = Moment(at, True, "serving", counted={(catalog.REQUESTS, ("m", "error")): 2.0})
-    since = [Moment(later, True, "serving") for later in range(int(at) + 10, 1001, 10)]
-    given = evidence(readings=PAGE | LOG, last_error=last_error)
-    errors = judge(replace(given, moments=Moments([failed, *since], lambda _: ())))[1]
-    assert (errors.state, errors.reasons, errors.value) == told
 
 
 def test_a_source_that_misses_one_poll_is_still_read() -> None:

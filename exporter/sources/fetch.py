@@ -11,10 +11,6 @@ import aiohttp
 
 _ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"  # who names OpenMetrics is given it, whatever the order of preference
 _MOST_REDIRECTS = 3
-_DELIMITED = {
-    "Content-Length",
-    "Transfer-Encoding",
-}  # one of which tells the end of a body, else only that nothing follows
 _NOBODY = "(is the server up, and is this its address?)"
 
 
@@ -87,7 +83,8 @@ class Server:
                 if response.status != 200:
                     raise Unreadable(f"http_{response.status}", url)
                 body = await _capped(response.content, self.access.max_bytes)
-                if not (any(name in response.headers for name in _DELIMITED) or body.endswith(b"\n")):
+                told = "Content-Length" in response.headers or "Transfer-Encoding" in response.headers
+                if not told and b"\n" in body and not body.endswith(b"\n"):
                     raise Unreadable("broken", "it ends within a line, and nothing tells whether it was cut")
                 return body.decode("utf-8", "replace"), "openmetrics" in response.content_type
         raise Unreadable("broken", "the server redirects in a circle")

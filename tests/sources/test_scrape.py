@@ -187,6 +187,22 @@ async def test_where_nothing_tells_the_end_of_a_page_it_ends_with_a_line(session
     assert (rig.reading.ok, rig.reading.reason) == (ok, "" if ok else "broken")
 
 
+@pytest.mark.parametrize("body", ["", "OK", "OK\n", "a\nb\n"])
+async def test_an_answer_of_one_line_needs_no_end_of_it(session, body: str) -> None:
+    """As of /health."""
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + body.encode())
+        await writer.drain()
+        writer.close()
+
+    listener = await asyncio.start_server(old, "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        assert await Server(f"http://127.0.0.1:{port}", session, Access()).get("/health") == (body, False)
+
+
 async def test_a_page_of_the_process_alone_is_not_recognised(session, upstream) -> None:
     upstream.page = "python_info 1\nprocess_start_time_seconds 5\n"
     rig = await Rig(session, upstream.url, profile=None).once()

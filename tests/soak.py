@@ -66,6 +66,7 @@ GARBAGE_BYTES = 1 << 20
 PATIENCE_SECONDS = 60.0
 SLOPE_BYTES_AN_HOUR = 1e6
 GROWTH_BYTES = 4 << 20  # where it did not run long enough for a slope
+JITTER = 1  # descriptors: the connection to the engine is open at one look, and not at the next
 SLOPE_AFTER_SECONDS = 7200.0  # before, the half hour of past that is kept and the allocator's jitter outweigh it
 
 
@@ -166,7 +167,7 @@ class Outcome:
         if (growth := self._growth("resident_bytes")) > GROWTH_BYTES:
             found.append(f"memory grew by {growth / 1e6:.1f} MB")
         growing = {name: self._growth(name) for name in ("descriptors", "threads")}
-        return found + [f"{name} grow by {growth:g}" for name, growth in growing.items() if growth > 0]
+        return found + [f"{name} grow by {growth:g}" for name, growth in growing.items() if growth > JITTER]
 
     def table(self) -> list[str]:
         first, last = self.settled[0], self.settled[-1]

@@ -475,8 +475,8 @@ METRIC_MISSING = _family(
 SERIES_DROPPED = _family(
     "series_dropped_total",
     "counter",
-    "Values left out, by the family they were for: over the cap of label values, not a number, negative, or as "
-    "large as an uptime.",
+    "Values left out, by the family they were for: over the cap of label values, not a number, negative, as large "
+    "as an uptime, or more of the KV cache than there is.",
     "family",
 )
 RELOAD_OK = _family(

@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -157,50 +159,40 @@ async def test_a_server_that_does_not_answer_costs_the_deadline_and_no_more(sess
     assert rig.reading.reason == "timeout"
 
 
-async def test_a_connection_cut_amid_the_page_gives_no_half_a_page(session) -> None:
-    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@asynccontextmanager
+async def answering(raw: bytes) -> AsyncIterator[str]:
+    """A server that writes *raw* to whoever comes, and closes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + IDLE.encode()[:5000])
+        writer.write(raw)
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(cut, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        rig = await Rig(session, f"http://127.0.0.1:{port}").once()
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_connection_cut_amid_the_page_gives_no_half_a_page(session) -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + IDLE.encode()[:5000]) as url:
+        rig = await Rig(session, url).once()
     assert (rig.reading.ok, rig.reading.reason, rig.reading.samples) == (False, "broken", ())
 
 
 @pytest.mark.parametrize(("page", "ok"), [(IDLE, True), (IDLE[:-3], False), (IDLE[: IDLE.rindex("\n") + 1], True)])
 async def test_where_nothing_tells_the_end_of_a_page_it_ends_with_a_line(session, page: str, ok: bool) -> None:
     """311 of 31124 tokens would else be a fall, and then a rise."""
-
-    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + page.encode())
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(old, "127.0.0.1", 0)
-    async with server:
-        rig = await Rig(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").once()
+    async with answering(b"HTTP/1.0 200 OK\r\n\r\n" + page.encode()) as url:
+        rig = await Rig(session, url).once()
     assert (rig.reading.ok, rig.reading.reason) == (ok, "" if ok else "broken")
 
 
 @pytest.mark.parametrize("body", ["", "OK", "OK\n", "a\nb\n"])
 async def test_an_answer_of_one_line_needs_no_end_of_it(session, body: str) -> None:
     """As of /health."""
-
-    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + body.encode())
-        await writer.drain()
-        writer.close()
-
-    listener = await asyncio.start_server(old, "127.0.0.1", 0)
-    async with listener:
-        port = listener.sockets[0].getsockname()[1]
-        assert await Server(f"http://127.0.0.1:{port}", session, Access()).get("/health") == (body, False)
+    async with answering(b"HTTP/1.0 200 OK\r\n\r\n" + body.encode()) as url:
+        assert await Server(url, session, Access()).get("/health") == (body, False)
 
 
 async def test_a_page_of_the_process_alone_is_not_recognised(session, upstream) -> None:

@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ RULES = Path(__file__).parent.parent.parent / "deploy/rules"
 SCRAPE_SECONDS = 30
 WEEK = 7 * 86400
 STEP = 300
+SLOWEST = 20  # rules that are printed
 RECORDED = "stopline:.*:(increase5m.*|(p99|mean|share)_calm_1d)"  # what is summed up, or compared, over days
 
 
@@ -100,15 +101,24 @@ class Prometheus:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return json.loads(answer.read())["data"]["result"]
 
-    def groups(self) -> dict[str, float]:
-        """Seconds that the last evaluation of each group took."""
-        rules = json.loads(get(f"http://127.0.0.1:{self.port}/api/v1/rules"))["data"]["groups"]
-        return {group["name"]: group["evaluationTime"] for group in rules}
+    def evaluations(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds that the last evaluation took, of each group and of each rule."""
+        groups = json.loads(get(f"http://127.0.0.1:{self.port}/api/v1/rules"))["data"]["groups"]
+        rules = (rule for group in groups for rule in group["rules"])
+        return {group["name"]: group["evaluationTime"] for group in groups}, _sums(rules)
 
     @property
     def resident_bytes(self) -> int:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(text.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def _sums(rules: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Of rules of one name together."""
+    found: dict[str, float] = {}
+    for rule in rules:
+        found[rule["name"]] = found.get(rule["name"], 0.0) + rule["evaluationTime"]
+    return found
 
 
 def week(recorded: list[dict[str, Any]], now: float) -> Iterator[str]:
@@ -149,7 +159,7 @@ async def measure(found: list[bytes], replicas: int, minutes: float, directory: 
         await asyncio.to_thread(backfill, recorded, directory)
         with Prometheus(directory, port, replicas) as prometheus:
             await asyncio.sleep(minutes * 60)
-            groups = prometheus.groups()
+            groups, rules = prometheus.evaluations()
             series = await asyncio.to_thread(prometheus.query, "count({__name__=~'.+'})")
             late = await asyncio.to_thread(prometheus.query, "sum(up)")
             return {
@@ -160,6 +170,7 @@ async def measure(found: list[bytes], replicas: int, minutes: float, directory: 
                 "backfilled_series": len(recorded),
                 "resident_gib": prometheus.resident_bytes / 2**30,
                 "groups_seconds": groups,
+                "rules_seconds": rules,
                 "all_groups_seconds": sum(groups.values()),
             }
     finally:
@@ -180,8 +191,9 @@ def main() -> None:
     if given.json:
         print(json.dumps(figures, indent=2))
         return
-    for name, seconds in sorted(figures.pop("groups_seconds").items(), key=lambda item: -item[1]):
-        print(f"{name:32} {seconds:8.3f} s")
+    for which, most in (("groups_seconds", None), ("rules_seconds", SLOWEST)):
+        for name, seconds in sorted(figures.pop(which).items(), key=lambda item: -item[1])[:most]:
+            print(f"{name:80} {seconds:8.3f} s")
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}" if isinstance(value, float) else f"{name:32} {value:10}")
 

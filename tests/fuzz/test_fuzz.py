@@ -1,6 +1,6 @@
 """Whatever strangers write: nothing raises, nothing hangs, and what can be read is read as the stock parser does.
 
-STOPLINE_FUZZ multiplies the numbers of inputs; a failure's input is `mutations(target, inputs=N)`'s of the same seed.
+A million inputs, half a minute. STOPLINE_FUZZ multiplies the numbers of inputs; a failure's input is `mutations(target, inputs=N)`'s of the same seed.
 """
 
 import os
@@ -21,18 +21,18 @@ from exporter.sources.page import PageReader
 
 TIMES = int(os.environ.get("STOPLINE_FUZZ", "1"))
 INPUTS = {
-    "chunks": 40_000,
-    "peel": 3_000,
-    "lines": 2_000,
-    "facts": 1_500,
-    "page": 500,
-    "openmetrics": 1_000,
-    "spans": 10_000,
-    "iterations": 20_000,
-    "settings": 100,
-    "profile": 100,
-    "web file": 200,
-    "pins": 300,
+    "chunks": 250_000,
+    "peel": 120_000,
+    "lines": 90_000,
+    "facts": 80_000,
+    "page": 25_000,
+    "openmetrics": 45_000,
+    "spans": 200_000,
+    "iterations": 180_000,
+    "settings": 2_000,
+    "profile": 2_000,
+    "web file": 3_000,
+    "pins": 3_000,
 }
 MIB = 1 << 20
 ALL = [pytest.param(target, id=target.name) for target in targets()]
@@ -40,6 +40,7 @@ ALL = [pytest.param(target, id=target.name) for target in targets()]
 
 def test_every_target_has_its_number() -> None:
     assert list(INPUTS) == [target.name for target in targets()]
+    assert sum(INPUTS.values()) == 1_000_000
 
 
 @pytest.mark.parametrize("target", ALL)

@@ -133,6 +133,8 @@ def _latency(evidence: Evidence) -> Verdict:
     silent = Verdict("latency", "unknown", "", "seconds")
     if not evidence.up:
         return _unknown(silent, _not_up(evidence))
+    if not evidence.phase:
+        return replace(silent, says="No engine is watched.", remedy="Give engine.url and log.paths.")
     says = "No request has ended within the last half hour."
     return replace(silent, says=says, remedy="Nothing to do if nobody asks; else see the sources below.")
 

@@ -17,11 +17,13 @@ _INFO = ("version", "model", "dtype", "quantization")
 class Lifecycle:
     """Phase, start time and identity of the one engine this sidecar watches.
 
-    *has_page* says that a metrics endpoint is configured: the engine is then up only while it answers.
+    *has_page* says that a metrics endpoint is configured: the engine is then up only while it answers. One that is not
+    *watched* at all, where only GPUs are read, has no phase, and nothing is told of it.
     """
 
-    def __init__(self, *, has_page: bool) -> None:
-        self.phase = "starting"
+    def __init__(self, *, has_page: bool, watched: bool = True) -> None:
+        self.watched = watched
+        self.phase = "starting" if watched else ""
         self.engine = ""
         self.info: dict[str, str] = {}
         self.started_at: float | None = None
@@ -39,7 +41,9 @@ class Lifecycle:
 
     @property
     def up(self) -> bool:
-        return self.phase in ("serving", "stopping") and (self._answers or not self._has_page)
+        """Whether it serves; for all that is known, where it is not watched."""
+        serves = self.phase in ("serving", "stopping") and (self._answers or not self._has_page)
+        return serves or not self.watched
 
     def tell(self, label: str, text: str | None) -> None:
         """Something of its identity, as the log or an info metric says; nothing that cannot be a label."""
@@ -131,6 +135,8 @@ class Lifecycle:
 
     def samples(self, gauges: Gauges) -> list[Sample]:
         """The engine's own gauges; *gauges* are all others known now, part of what identifies it."""
+        if not self.watched:
+            return []
         samples = [Sample(catalog.ENGINE_UP, (), float(self.up))]
         samples += [Sample(catalog.ENGINE_PHASE, (p,), float(p == self.phase)) for p in PHASES]
         if self.started_at is not None:

@@ -86,7 +86,10 @@ class Sidecar:
         pace: float = 1.0,
     ) -> None:
         self.config = config
-        self.lifecycle = Lifecycle(has_page=bool(config.engine.url))
+        self.lifecycle = Lifecycle(
+            has_page=bool(config.engine.url),
+            watched=bool(config.engine.url or config.log.paths or config.traces.listen_address),
+        )
         self.store = Store(
             factor=config.histograms.factor,
             cap=config.labels.max_values,

@@ -1,5 +1,6 @@
 """GPU faults in the whole process, real pynvml on a stand-in library: the rest of the page stays whole and in time."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -100,3 +101,20 @@ def test_mig_instances_are_devices_of_their_own(run: Process, hardware) -> None:
     profiles = {dict(labels)["mig"] for labels in page(run).all("gpu_info")}
     assert profiles == {"1g.10gb", "3g.40gb", ""}
     check_the_rest(run, 1)
+
+
+def test_gpus_alone_are_judged_and_nothing_is_told_of_an_engine(nvml_library: Path, hardware) -> None:
+    hardware.set({"count": 1, "gpu0.total": 80 * GIB, "gpu0.used": 72 * GIB})
+    environment = os.environ | hardware.env | {"LD_LIBRARY_PATH": str(nvml_library.parent)}
+    with Process("--gpus", "all", env=environment) as run:
+        until(lambda: headroom(run) == {"0": 8.0}, 15, "the GPU")
+        assert not any(name.startswith("stopline_engine_") for name, _ in page(run).samples)
+        state = json.loads(get(f"http://127.0.0.1:{run.port}/api/state"))
+        assert {line["line"]: (line["state"], line["says"]) for line in state["lines"]} == {
+            "latency": ("unknown", "No engine is watched."),
+            "errors": ("unknown", "Neither a log nor a page has been read yet."),
+            "memory": ("ok", "The fullest GPU has 8.0\u00a0GiB free."),
+        }
+        live = get(f"http://127.0.0.1:{run.port}/")
+    assert "no engine is watched" in live
+    assert "None is watched" in live

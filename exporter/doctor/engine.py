@@ -81,6 +81,9 @@ def _title(profile: Profile) -> str:
 
 def _phase(sidecar: Sidecar) -> Finding:
     phase = sidecar.lifecycle.phase
+    if not sidecar.lifecycle.watched:
+        remedy = "give --engine-url and --log, unless only GPUs are to be watched"
+        return Finding("engine", "note", "none is watched", remedy)
     if sidecar.lifecycle.up:
         return Finding("engine", "ok", f"it is up, phase {phase}")
     if phase == "dead":

@@ -116,6 +116,8 @@ def answer(state: State, *, with_sections: bool) -> bytes:
 
 def _about(state: State) -> Html:
     engine = state.engine
+    if not engine.phase:
+        return join("no engine is watched")
     served = (
         f"{engine.model or 'model not known yet'} on {engine.name or 'an engine not recognised yet'} {engine.version}"
     )
@@ -420,6 +422,9 @@ def _levels(capacity: Capacity) -> Html:
 
 def _engine(state: State) -> Html:
     engine = state.engine
+    if not engine.phase:
+        watch = "None is watched: neither engine.url, nor log.paths, nor traces.listen_address is set."
+        return tag("div", tag("h2", "Engine"), tag("p", watch), class_="card")
     phases = [
         tag("li", phase, class_=phase, aria_current="step" if phase == engine.phase else None)
         for phase in catalog.PHASES

@@ -547,5 +547,6 @@ async def until_signalled(sidecar: Sidecar, *, extra: Mapping[str, Source] | Non
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, sidecar.request_reload)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came since the start of the process waits
     await sidecar.run(stop, extra=extra)
     log.info("stopped")

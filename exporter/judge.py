@@ -286,7 +286,7 @@ def _errors(evidence: Evidence) -> Verdict:
     dead = [kind for kind in _FAILED if kind in recent] + list(_engine_failed(evidence))
     stalled = _stalled(evidence, recent)
     appeared = _APPEARED / evidence.pace
-    verdict = Verdict("errors", "ok", "", "errors", value=failed5, threshold=1.0)
+    verdict = Verdict("errors", "ok", "", "errors", value=0.0, threshold=1.0)
     reasons = (*dict.fromkeys([*recent, *dead, *(["stalled"] if stalled else []), *(["ratio"] if over else [])]),)
     if reasons:
         said = [
@@ -295,6 +295,7 @@ def _errors(evidence: Evidence) -> Verdict:
         return replace(
             verdict,
             state="tripped",
+            value=failed5,
             says=_tells_errors(recent, said + dead, stalled=stalled, over=over, failed=failed5, answered=answered5),
             cause=(said or dead or (["stalled"] if stalled else []) or list(recent) or ["ratio"])[0],
             reasons=reasons,

@@ -49,6 +49,7 @@ from exporter.sources.stdin import StandardInput
 from exporter.sources.traces import TraceSource
 from exporter.store import Store
 from exporter.strictyaml import ConfigError
+from exporter.untold import Untold
 from exporter.web import build_app
 from exporter.webfile import Guard
 
@@ -94,6 +95,7 @@ class Sidecar:
             clock=clock,
             wall=wall,
             levels=Levels(self.lifecycle, clock),
+            untold=Untold(self.lifecycle, clock, before=lambda: self.config.log.collapse + self.config.scrape.interval),
         )
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []

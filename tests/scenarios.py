@@ -100,21 +100,31 @@ def then(*steps: Happens | float) -> Happens:
     return happens
 
 
-def answers(status: int, per_second: float, seconds: float = math.inf) -> Happens:
-    """Beside its work the server answers so many requests a second like this, evenly, for so long."""
+def evenly(each: Happens, per_second: float, seconds: float) -> Happens:
+    """Beside the server's work so many times a second, for so long."""
 
     def happens(replica: Replica) -> None:
         began, told = replica.now, [0]
 
-        def each() -> None:
+        def since() -> None:
             due = int(min(replica.now - began, seconds * replica.stretch) * per_second)
             for _ in range(due - told[0]):
-                replica.answer_with(status)
+                each(replica)
             told[0] = due
 
-        replica.meanwhile.append(each)
+        replica.meanwhile.append(since)
 
     return happens
+
+
+def answers(status: int, per_second: float, seconds: float = math.inf) -> Happens:
+    """Requests that are answered like this."""
+    return evenly(lambda replica: replica.answer_with(status), per_second, seconds)
+
+
+def streams_break(per_second: float, seconds: float = math.inf) -> Happens:
+    """Streams that end early after their 200, and of which no log tells."""
+    return evenly(lambda replica: replica.break_stream(), per_second, seconds)
 
 
 def toggles(factor: float, on: float, off: float) -> Happens:
@@ -158,6 +168,11 @@ def comes_back(replica: Replica) -> None:
 
 def planned(seconds: float = 30.0) -> Happens:
     return then(load(lambda: None), lambda replica: replica.engine.stop(), seconds, comes_back)
+
+
+def shuts_down(replica: Replica) -> None:
+    """It says that it will stop; until it does, its page still answers."""
+    replica.log("(APIServer pid=914) INFO 11-30 07:26:26 [launcher.py:254] [shutdown] API server: shutdown triggered")
 
 
 def restarts_sidecar(replica: Replica) -> None:
@@ -291,11 +306,15 @@ QUIET = (
     Scenario("two-errors", answers(500, 0.05, 40.0), warns=("StoplineErrorsAppeared",)),
     Scenario("one-in-a-hundred-fails", then(traffic(6.0), answers(500, 0.06)), warns=("StoplineErrorsAppeared",)),
     Scenario("one-error-at-night", then(traffic(0.08), answers(500, 1.0, 1.0)), warns=("StoplineErrorsAppeared",)),
+    Scenario("streams-break-now-and-then", then(traffic(6.0), streams_break(0.06)), warns=("StoplineErrorsAppeared",)),
     Scenario("injected-prompts", load(asks(INJECTED)), replica={"prompts": True}),
     Scenario("injected-prompts-cr", load(asks(INJECTED.replace("\n", "\r"))), replica={"prompts": True}),
     Scenario("injected-prompts-ansi", load(asks("\x1b[2K\x1b[1A" + INJECTED)), replica={"prompts": True}),
     Scenario("planned-restart", planned()),
     Scenario("planned-restart-unlogged", planned(5.0), replica=UNLOGGED),
+    Scenario(
+        "planned-restart-under-load", then(traffic(2.0), 30.0, shuts_down, streams_break(16.0, 1.0), 2.0, planned())
+    ),
     Scenario("rolling-deploy", then(planned(10.0), 20.0, planned(10.0), traffic(3.0))),
     Scenario("cold-start", then(planned(20.0), slower(6), 4.0, slower(1))),
     Scenario("cold-start-learned", then(planned(20.0), slower(6), 4.0, slower(1)), learns=True),
@@ -470,6 +489,7 @@ ERRORS = (
     Scenario("one-in-ten-fails", then(traffic(6.0), answers(500, 0.7)), (RATE,), due=20.0),
     Scenario("one-in-ten-fails-unlogged", then(traffic(6.0), answers(500, 0.7)), (RATE,), replica=UNLOGGED, due=20.0),
     Scenario("burst-of-errors", answers(500, 20.0, 5.0), (RATE,)),
+    Scenario("streams-break", then(traffic(6.0), streams_break(0.7)), (RATE,), due=20.0),
     Scenario(
         "refused-for-a-full-queue",
         traffic(40.0),

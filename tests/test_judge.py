@@ -249,6 +249,16 @@ def test_the_errors_line_without_errors(readings, last_error, state: str, says: 
     assert (verdict.state, verdict.says) == (state, says)
 
 
+def test_requests_that_failed_and_of_which_no_error_tells_yet_are_no_number_beside_a_calm_line() -> None:
+    ended = {(catalog.REQUESTS, ("m", "ok")): 800.0, (catalog.REQUESTS, ("m", "error")): 8.0}
+    was = Moment(1000.0, True, "serving", counted=ended)
+    errors = judge(evidence(readings=PAGE | LOG, was=was))[1]
+    assert (errors.state, errors.value, errors.says) == ("ok", 0.0, "None within an hour.")
+    told = Moment(1000.0, True, "serving", counted=ended | {(catalog.ERRORS, ("other", "metrics")): 8.0})
+    errors = judge(evidence(readings=PAGE | LOG, was=told))[1]
+    assert (errors.state, errors.value, errors.says) == ("tripped", 8.0, "Within five minutes: 8 × other.")
+
+
 def test_a_source_that_misses_one_poll_is_still_read() -> None:
     missed = reading("metrics", "metrics", "timeout")
     assert judge(evidence(readings=missed, last_success={"metrics": 4990.0}))[1].state == "ok"

@@ -168,6 +168,10 @@ class Page(Observer):
             self._http_series[key] = self._http.series(**labels)
         self._http_series[key].value += 1
 
+    def count_broken(self) -> None:
+        """Called for a stream that ended early, after its 200, and is not one of the engine's."""
+        self._scalars["request_success", "error"].value += 1
+
     def render(self) -> str:
         gauges = self._engine.published
         self._scalars["num_requests_running", ""].value = gauges.running

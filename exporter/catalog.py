@@ -476,7 +476,7 @@ SERIES_DROPPED = _family(
     "series_dropped_total",
     "counter",
     "Values left out, by the family they were for: over the cap of label values, not a number, negative, as large "
-    "as an uptime, or more of the KV cache than there is.",
+    "as an uptime, more of the KV cache than there is, or of a request that ended in an unknown way.",
     "family",
 )
 RELOAD_OK = _family(

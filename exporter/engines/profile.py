@@ -335,7 +335,9 @@ class Hint:
 class Profile:
     """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal.
 
-    *preallocates* says whether it takes the memory of its GPUs when it starts; left out where that depends.
+    *preallocates* says whether it takes the memory of its GPUs when it starts; left out where that depends. *reasons*
+    are, by sample, all the values known of a label that says how a request ended: another one is told as unknown, and
+    says neither that the request was answered nor that it failed.
     """
 
     engine: str
@@ -350,6 +352,7 @@ class Profile:
     labels: PageLabels = PageLabels()
     info: dict[str, PageInfo] = field(default_factory=dict)
     metrics: dict[str, PageRule | tuple[PageRule, ...]] = field(default_factory=dict)
+    reasons: dict[str, dict[str, re.Pattern[str]]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
     log: LogRules = LogRules()
@@ -366,6 +369,10 @@ class Profile:
                         raise ValueError("labels of a page's rule are fixed; see info for what an info metric tells")
                 except ValueError as error:
                     problems.append(f"metrics.{short}: {error}")
+        mapped = {name for rules in self.page_rules().values() for rule in rules for name in rule.names}
+        problems += [
+            f"reasons.{name}: no rule of metrics has this sample" for name in self.reasons if name not in mapped
+        ]
         patterns = {pattern.name for pattern in self.log.patterns}
         for pattern in self.log.patterns:
             problems += [

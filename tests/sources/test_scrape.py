@@ -801,6 +801,28 @@ async def test_an_info_metric_tells_the_version(session, upstream, version: str,
     assert rig.lifecycle.info == told
 
 
+def ended(**reasons: int) -> str:
+    lines = (f'acme_finished_total{{why="{why}"}} {n}\n' for why, n in reasons.items())
+    return "# TYPE acme_finished_total counter\n" + "".join(lines)
+
+
+async def test_a_request_that_ended_in_an_unknown_way_neither_failed_nor_was_answered(
+    session, upstream, caplog
+) -> None:
+    rules = [
+        {"sample": "acme_finished_total", "where": {"why": "stop"}, "labels": {"outcome": "ok"}},
+        {"sample": "acme_finished_total", "where": {"why": "lost"}, "labels": {"outcome": "error"}},
+    ]
+    profile = written({"requests_total": rules}, reasons={"acme_finished_total": {"why": "stop|lost|moved"}})
+    pages = [ended(stop=n, lost=n, moved=n, content_filter=n) for n in (5, 6, 9)]
+    rig = await over_pages(session, upstream, profile, *pages)
+    assert rig.store.counters[catalog.REQUESTS] == {("", "ok"): 4.0, ("", "error"): 4.0}
+    assert rig.store.counters[catalog.SERIES_DROPPED] == {("stopline_requests_total",): 4.0}
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "requests ended in an unknown way and count as none: metric=acme_finished_total why='content_filter'"
+    ]
+
+
 async def test_the_share_of_communication_is_that_of_one_source(session, upstream) -> None:
     metrics = {"step_seconds_total": {"sample": "acme_step_seconds", "labels": {"phase": "decode"}}}
     rig = await over_pages(session, upstream, written(metrics), "acme_step_seconds 0\n", "acme_step_seconds 30\n")

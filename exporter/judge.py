@@ -451,7 +451,7 @@ def _memory(evidence: Evidence) -> Verdict:
         over["used_ratio"] = f"{max(ratio.values()):.0%} of a GPU's memory is in use"
     if reserves != 0 and max(growth.values(), default=0.0) > limits.memory_growth_bytes:
         over["growth"] = f"a GPU uses {gib(max(growth.values()))} more than at rest"
-    if _kv_full(evidence):
+    if evidence.phase != "dead" and _kv_full(evidence):
         over["kv_cache"] = f"the KV cache is {usage or 0.0:.0%} full while requests wait or are evicted"
     if over:
         return replace(

@@ -203,6 +203,17 @@ def test_memory_that_a_dead_engine_left_free_is_no_calm() -> None:
     assert (full.state, full.reasons) == ("tripped", ("headroom",))
 
 
+def test_a_cache_that_was_full_when_its_engine_died_is_not_over_its_line() -> None:
+    def memory(phase: str, *, up: bool) -> tuple[str, tuple[str, ...]]:
+        full = [Moment(at, True, "serving", running=8, waiting=5, kv_usage=1.0) for at in (960.0, 975.0, 990.0)]
+        moments = Moments([*full, Moment(1000.0, up, phase)], lambda _: ())
+        verdict = judge(Evidence(moments, {}, Thresholds(), 1000.0, 5000.0))[2]
+        return verdict.state, verdict.reasons
+
+    assert memory("dead", up=False) == ("unknown", ())
+    assert memory("serving", up=False) == ("tripped", ("kv_cache",))  # one missed answer is no death
+
+
 def test_where_no_gpu_was_ever_read_the_cache_is_the_measure_and_the_page_says_so() -> None:
     blind = PAGE | reading("gpu", "gpu", "library_not_found")
     now = Moment(1000.0, True, "serving", kv_usage=0.4)

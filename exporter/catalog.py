@@ -137,6 +137,13 @@ REQUESTS = _family(
     "outcome",
     outcome=OUTCOMES,
 )
+LONG_ANSWERS = _family(
+    "long_answers_total",
+    "counter",
+    "Answers to requests for tokens that took over a second, as the engine's HTTP server counts them: when they end or "
+    "their client goes away, whatever came of them.",
+    "model",
+)
 TOKENS = _family(
     "tokens_total",
     "counter",

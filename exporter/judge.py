@@ -26,6 +26,7 @@ FAST, SLOW, RECENT, HOLD = 300.0, 1800.0, 120.0, 60.0
 """Windows of the rules: to notice, to confirm, whether it is still so, and how long that is held."""
 _EVALUATED = 30.0
 _STALLED = 120.0
+_UNANSWERED = 360.0
 _SILENT = 180.0
 _APPEARED = 3600.0
 _LONGER = 4.0
@@ -284,7 +285,8 @@ def _errors(evidence: Evidence) -> Verdict:
     answered5, answered30 = _answered(evidence, FAST), _answered(evidence, SLOW)
     over = _many_fail(limits, failed5, failed30, answered5, answered30)
     dead = [kind for kind in _FAILED if kind in recent] + list(_engine_failed(evidence))
-    stalled = _stalled(evidence, recent)
+    unanswered = _unanswered(evidence, failed5)
+    stalled = _stalled(evidence, recent) or unanswered > 0
     appeared = _APPEARED / evidence.pace
     verdict = Verdict("errors", "ok", "", "errors", value=0.0, threshold=1.0)
     reasons = (*dict.fromkeys([*recent, *dead, *(["stalled"] if stalled else []), *(["ratio"] if over else [])]),)
@@ -296,7 +298,15 @@ def _errors(evidence: Evidence) -> Verdict:
             verdict,
             state="tripped",
             value=failed5,
-            says=_tells_errors(recent, said + dead, stalled=stalled, over=over, failed=failed5, answered=answered5),
+            says=_tells_errors(
+                recent,
+                said + dead,
+                stalled=stalled,
+                unanswered=unanswered,
+                over=over,
+                failed=failed5,
+                answered=answered5,
+            ),
             cause=(said or dead or (["stalled"] if stalled else []) or list(recent) or ["ratio"])[0],
             reasons=reasons,
             alert="StoplineEngineFailed"
@@ -411,14 +421,41 @@ def _stalled(evidence: Evidence, recent: Mapping[str, float]) -> bool:
     )
 
 
+def _unanswered(evidence: Evidence, failed: float) -> float:
+    """Requests that ended after more than a second while nothing came out of the engine; 0 where these are few."""
+    ended = evidence.increase(catalog.LONG_ANSWERS, FAST) - failed
+    ended -= evidence.increase(catalog.REQUESTS, FAST, outcome="rejected")
+    window = _UNANSWERED / evidence.pace
+    came = (
+        evidence.increase(catalog.TOKENS, _UNANSWERED)
+        or evidence.increase(catalog.REQUESTS, _UNANSWERED, outcome="ok")
+        or any(
+            evidence.moments.spread(family, None, window, evidence.now).count
+            for family in (catalog.STEP_LATENCY, catalog.LATENCY)
+        )
+    )
+    return 0.0 if came or ended < evidence.thresholds.min_errors else ended
+
+
 def _tells_errors(
-    recent: Mapping[str, float], dead: list[str], *, stalled: bool, over: bool, failed: float, answered: float | None
+    recent: Mapping[str, float],
+    dead: list[str],
+    *,
+    stalled: bool,
+    unanswered: float,
+    over: bool,
+    failed: float,
+    answered: float | None,
 ) -> str:
     told = ", ".join(f"{amount:g} × {kind}" for kind, amount in recent.items())
     if dead:
         why = {"phase_dead": "it is dead without a word", "silent": "it does not answer any more"}
         before = "" if dead[0] in recent else why.get(dead[0], f"{dead[0]}, and it is down since")
         return f"The engine has failed: {'; '.join(filter(None, [before, told]))}."
+    if unanswered:
+        return (
+            f"{unanswered:g} requests ended without an answer within five minutes, and nothing came out of the engine."
+        )
     if stalled:
         return "Requests are in the engine, and nothing has come out of it for two minutes."
     if over and answered is not None:

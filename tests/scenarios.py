@@ -77,10 +77,11 @@ def fails(kind: str) -> Happens:
 
 
 def hangs_idle(replica: Replica) -> None:
-    replica.set_load(None)
-    replica.run(3.0)
-    replica.engine.fail("hang")
-    replica.set_load(poisson(1.0))
+    then(load(lambda: None), 3.0, fails("hang"), traffic(1.0))(replica)
+
+
+def hangs_idle_and_clients_give_up(replica: Replica) -> None:
+    then(load(lambda: None), 3.0, fails("hang"), hangs_up(1.0))(replica)
 
 
 def leaks(bytes_per_second: float) -> Happens:
@@ -296,6 +297,7 @@ QUIET = (
     Scenario("doubling-of-nothing", slower(2), calm=lambda: poisson(1.0, requests(fixed(20), fixed(1))), learns=True),
     Scenario("clients-hang-up", hangs_up(0.5)),
     Scenario("most-clients-hang-up", hangs_up(0.9)),
+    Scenario("all-clients-hang-up-at-night", hangs_up(1.0, 0.08), after=300),
     Scenario("clients-hang-up-busy", hangs_up(0.3, 6.0)),
     Scenario("too-long", traffic(1.0, TOO_LONG)),
     Scenario("some-too-long", traffic(3.0, mixture((0.7, SHORT), (0.3, TOO_LONG)))),
@@ -479,7 +481,11 @@ ERRORS = (
         calm=one_at_a_time,
         engine=PATIENT,
     ),
-    # Its gauges are those of the last step, with nobody in it: until the engine gives up there is no sign of it.
+    # Its gauges are those of the last step, with nobody in it: until clients or the engine give up there is no sign of it.
+    Scenario("hang-idle", hangs_idle_and_clients_give_up, (STALLED,), due=36.0, engine=PATIENT),
+    Scenario(
+        "hang-idle-unlogged", hangs_idle_and_clients_give_up, (STALLED,), replica=UNLOGGED, due=36.0, engine=PATIENT
+    ),
     Scenario("hang-unseen", hangs_idle, (FAILED,), due=30.0, engine={"execute_timeout_seconds": 30.0}),
     Scenario("hang-overloaded", then(traffic(30.0), 30.0, fails("hang")), (DOUBLED, STALLED), due=30.0, engine=PATIENT),
     Scenario("all-fail", then(load(lambda: None), answers(500, 1.0)), (RATE,)),

@@ -1,6 +1,7 @@
 """The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
 
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from agreement import LINES, Watched, compare, watch
@@ -28,6 +29,7 @@ STATES = {  # of each line from the incident on, each once until it changes
         "memory": ["ok", "unknown"],
     },
     "hang": CALM | {"errors": ["ok", "tripped"]},
+    "hang-idle": CALM | {"errors": ["ok", "tripped"]},
     "planned-restart": {line: ["ok", "unknown", "ok"] for line in LINES},
     "one-error": CALM | {"errors": ["ok", "tripped", "rising"]},
     "leak": CALM | {"memory": ["ok", "tripped"]},
@@ -68,6 +70,7 @@ def test_the_cause_is_that_of_the_rules(watched: dict[str, Watched]) -> None:
         ("out-of-memory", "errors"): "out_of_memory",
         ("killed-unsaid", "errors"): "phase_dead",
         ("hang", "errors"): "stalled",
+        ("hang-idle", "errors"): "stalled",
         ("leak", "memory"): "growth",
     }
 
@@ -268,6 +271,29 @@ def test_requests_that_failed_and_of_which_no_error_tells_yet_are_no_number_besi
     told = Moment(1000.0, True, "serving", counted=ended | {(catalog.ERRORS, ("other", "metrics")): 8.0})
     errors = judge(evidence(readings=PAGE | LOG, was=told))[1]
     assert (errors.state, errors.value, errors.says) == ("tripped", 8.0, "Within five minutes: 8 × other.")
+
+
+MANY_GAVE_UP = {(catalog.LONG_ANSWERS, ("m",)): 5.0}
+
+
+@pytest.mark.parametrize(
+    ("also", "state", "says"),
+    [
+        (
+            {},
+            "tripped",
+            "5 requests ended without an answer within five minutes, and nothing came out of the engine.",
+        ),
+        ({(catalog.TOKENS, ("m", "generation")): 1.0}, "ok", "None within an hour."),
+        ({(catalog.REQUESTS, ("m", "ok")): 1.0}, "ok", "None within an hour."),
+        ({(catalog.REQUESTS, ("m", "rejected")): 3.0}, "ok", "None within an hour."),
+        ({(catalog.REQUESTS, ("m", "aborted")): 5.0}, "tripped", ANY),
+    ],
+)
+def test_requests_that_end_while_nothing_comes_out_of_the_engine(also, state: str, says: str) -> None:
+    was = Moment(1000.0, True, "serving", counted=MANY_GAVE_UP | also, running=0, waiting=0)
+    errors = judge(evidence(readings=PAGE | LOG, was=was))[1]
+    assert (errors.state, errors.says) == (state, says)
 
 
 def test_a_source_that_misses_one_poll_is_still_read() -> None:

@@ -235,7 +235,8 @@ class PageRule:
     increase is taken off, for another family counts it already; with *open*, gauges of what is under way, what is left
     counts once it is neither finished (*less*) nor open any more: that has gone away. Of times that are told as
     requests end, *decode* names the histogram of the same requests' times from first token to the end, and of queue
-    waits *latency* that from their arrival.
+    waits *latency* that from their arrival. With *above*, a bound of a histogram, a counter holds how many of its
+    observations were above it.
     """
 
     sample: str | tuple[str, ...] = ""
@@ -250,6 +251,7 @@ class PageRule:
     open: tuple[str, ...] = ()
     latency: str = ""
     decode: str = ""
+    above: float | None = None
     optional: bool = False
 
     def __post_init__(self) -> None:

@@ -801,6 +801,23 @@ async def test_an_info_metric_tells_the_version(session, upstream, version: str,
     assert rig.lifecycle.info == told
 
 
+async def test_what_a_histogram_observed_above_a_bound_can_be_a_counter(session, upstream) -> None:
+    rule = {"sample": "acme_seconds", "where": {"path": "/generate"}, "above": 1.0}
+
+    def page(*cumulative: int) -> str:
+        told = ["# TYPE acme_seconds histogram"]
+        for path, more in (("/generate", 0), ("/tokenize", 50)):
+            bounds = zip(("0.5", "1.0", "2.0", "+Inf"), cumulative, strict=True)
+            told += [f'acme_seconds_bucket{{path="{path}",le="{le}"}} {n + more}' for le, n in bounds]
+            told += [f'acme_seconds_{what}{{path="{path}"}} {cumulative[-1] + more}' for what in ("sum", "count")]
+        return "\n".join(told) + "\n"
+
+    pages = page(1, 2, 3, 4), page(3, 5, 7, 9), page(3, 5, 7, 9)
+    rig = await over_pages(session, upstream, written({"long_answers_total": rule}), *pages)
+    assert rig.store.counters[catalog.LONG_ANSWERS] == {("",): 2.0}
+    assert catalog.LATENCY not in rig.store.histograms
+
+
 def ended(**reasons: int) -> str:
     lines = (f'acme_finished_total{{why="{why}"}} {n}\n' for why, n in reasons.items())
     return "# TYPE acme_finished_total counter\n" + "".join(lines)

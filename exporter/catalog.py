@@ -137,6 +137,13 @@ REQUESTS = _family(
     "outcome",
     outcome=OUTCOMES,
 )
+LONG_ANSWERS = _family(
+    "long_answers_total",
+    "counter",
+    "Answers to requests for tokens that took over a second, as the engine's HTTP server counts them: when they end or "
+    "their client goes away, whatever came of them.",
+    "model",
+)
 TOKENS = _family(
     "tokens_total",
     "counter",
@@ -476,7 +483,7 @@ SERIES_DROPPED = _family(
     "series_dropped_total",
     "counter",
     "Values left out, by the family they were for: over the cap of label values, not a number, negative, as large "
-    "as an uptime, or more of the KV cache than there is.",
+    "as an uptime, more of the KV cache than there is, or of a request that ended in an unknown way.",
     "family",
 )
 RELOAD_OK = _family(

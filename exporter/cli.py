@@ -128,7 +128,6 @@ def _with_settings(command: _C) -> _C:
 def run(path: Path | None, **flags: Any) -> None:
     """Run the sidecar: tail the log, scrape the engine, read the GPUs, answer /metrics."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the sidecar has its own
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     overrides = _overrides(**flags)
     config = _load(path, overrides)
     set_up_logging(config.logging)

@@ -27,6 +27,7 @@ _TIMED = (catalog.LATENCY, catalog.QUEUE_WAIT, catalog.STEP_LATENCY)
 _COUNTED = (
     catalog.ERRORS,
     catalog.REQUESTS,
+    catalog.LONG_ANSWERS,
     catalog.TOKENS,
     catalog.PREEMPTIONS,
     catalog.COMMUNICATION,

@@ -26,6 +26,7 @@ FAST, SLOW, RECENT, HOLD = 300.0, 1800.0, 120.0, 60.0
 """Windows of the rules: to notice, to confirm, whether it is still so, and how long that is held."""
 _EVALUATED = 30.0
 _STALLED = 120.0
+_UNANSWERED = 360.0
 _SILENT = 180.0
 _APPEARED = 3600.0
 _LONGER = 4.0
@@ -286,9 +287,10 @@ def _errors(evidence: Evidence) -> Verdict:
     answered5, answered30 = _answered(evidence, FAST), _answered(evidence, SLOW)
     over = _many_fail(limits, failed5, failed30, answered5, answered30)
     dead = [kind for kind in _FAILED if kind in recent] + list(_engine_failed(evidence))
-    stalled = _stalled(evidence, recent)
+    unanswered = _unanswered(evidence, failed5)
+    stalled = _stalled(evidence, recent) or unanswered > 0
     appeared = _APPEARED / evidence.pace
-    verdict = Verdict("errors", "ok", "", "errors", value=failed5, threshold=1.0)
+    verdict = Verdict("errors", "ok", "", "errors", value=0.0, threshold=1.0)
     reasons = (*dict.fromkeys([*recent, *dead, *(["stalled"] if stalled else []), *(["ratio"] if over else [])]),)
     if reasons:
         said = [
@@ -297,7 +299,16 @@ def _errors(evidence: Evidence) -> Verdict:
         return replace(
             verdict,
             state="tripped",
-            says=_tells_errors(recent, said + dead, stalled=stalled, over=over, failed=failed5, answered=answered5),
+            value=failed5,
+            says=_tells_errors(
+                recent,
+                said + dead,
+                stalled=stalled,
+                unanswered=unanswered,
+                over=over,
+                failed=failed5,
+                answered=answered5,
+            ),
             cause=(said or dead or (["stalled"] if stalled else []) or list(recent) or ["ratio"])[0],
             reasons=reasons,
             alert="StoplineEngineFailed"
@@ -412,14 +423,41 @@ def _stalled(evidence: Evidence, recent: Mapping[str, float]) -> bool:
     )
 
 
+def _unanswered(evidence: Evidence, failed: float) -> float:
+    """Requests that ended after more than a second while nothing came out of the engine; 0 where these are few."""
+    ended = evidence.increase(catalog.LONG_ANSWERS, FAST) - failed
+    ended -= evidence.increase(catalog.REQUESTS, FAST, outcome="rejected")
+    window = _UNANSWERED / evidence.pace
+    came = (
+        evidence.increase(catalog.TOKENS, _UNANSWERED)
+        or evidence.increase(catalog.REQUESTS, _UNANSWERED, outcome="ok")
+        or any(
+            evidence.moments.spread(family, None, window, evidence.now).count
+            for family in (catalog.STEP_LATENCY, catalog.LATENCY)
+        )
+    )
+    return 0.0 if came or ended < evidence.thresholds.min_errors else ended
+
+
 def _tells_errors(
-    recent: Mapping[str, float], dead: list[str], *, stalled: bool, over: bool, failed: float, answered: float | None
+    recent: Mapping[str, float],
+    dead: list[str],
+    *,
+    stalled: bool,
+    unanswered: float,
+    over: bool,
+    failed: float,
+    answered: float | None,
 ) -> str:
     told = ", ".join(f"{amount:g} × {kind}" for kind, amount in recent.items())
     if dead:
         why = {"phase_dead": "it is dead without a word", "silent": "it does not answer any more"}
         before = "" if dead[0] in recent else why.get(dead[0], f"{dead[0]}, and it is down since")
         return f"The engine has failed: {'; '.join(filter(None, [before, told]))}."
+    if unanswered:
+        return (
+            f"{unanswered:g} requests ended without an answer within five minutes, and nothing came out of the engine."
+        )
     if stalled:
         return "Requests are in the engine, and nothing has come out of it for two minutes."
     if over and answered is not None:
@@ -452,7 +490,7 @@ def _memory(evidence: Evidence) -> Verdict:
         over["used_ratio"] = f"{max(ratio.values()):.0%} of a GPU's memory is in use"
     if reserves != 0 and max(growth.values(), default=0.0) > limits.memory_growth_bytes:
         over["growth"] = f"a GPU uses {gib(max(growth.values()))} more than at rest"
-    if _kv_full(evidence):
+    if evidence.phase != "dead" and _kv_full(evidence):
         over["kv_cache"] = f"the KV cache is {usage or 0.0:.0%} full while requests wait or are evicted"
     if over:
         return replace(

@@ -49,6 +49,7 @@ from exporter.sources.stdin import StandardInput
 from exporter.sources.traces import TraceSource
 from exporter.store import Store
 from exporter.strictyaml import ConfigError
+from exporter.untold import Untold
 from exporter.web import build_app
 from exporter.webfile import Guard
 
@@ -97,6 +98,7 @@ class Sidecar:
             clock=clock,
             wall=wall,
             levels=Levels(self.lifecycle, clock),
+            untold=Untold(self.lifecycle, clock, before=lambda: self.config.log.collapse + self.config.scrape.interval),
         )
         self.address: tuple[str, int] | None = None
         self.lines: list[Lines] = []
@@ -550,5 +552,6 @@ async def until_signalled(sidecar: Sidecar, *, extra: Mapping[str, Source] | Non
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, sidecar.request_reload)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came since the start of the process waits
     await sidecar.run(stop, extra=extra)
     log.info("stopped")

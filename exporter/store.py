@@ -11,6 +11,7 @@ from exporter.catalog import Family
 from exporter.claims import EXACT_COUNTS, EXACT_VALUES, Claims
 from exporter.concurrency import Levels
 from exporter.signals import Labels, Origin, Reading, Sample
+from exporter.untold import Untold
 
 OTHER = "other"
 _MAX_LABEL = 128
@@ -53,7 +54,9 @@ class Store:
 
     Used from the event loop only. *cap* is the number of values one label of one family may have; further values
     become ``other`` and are counted. *lag* is how many seconds later than a page a log may be read. *levels* finds
-    out at which concurrency a request was served; without it nothing is kept by concurrency.
+    out at which concurrency a request was served; without it nothing is kept by concurrency. *untold* finds out which
+    failed requests no error tells, which then are errors of the kind ``other``, and which an engine that is being
+    stopped ends on purpose, which count as nothing.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Store:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         levels: Levels | None = None,
+        untold: Untold | None = None,
     ) -> None:
         self.claims = Claims(clock, lag + 0.4)
         self.wall = wall
@@ -77,6 +81,7 @@ class Store:
         """Gauges that come from the settings and not from a source."""
         self.cap = cap
         self._levels = levels
+        self._untold = untold
         self._values: dict[tuple[Family, str], set[str]] = defaultdict(set)
         self._capped: dict[tuple[Family, Labels], Labels] = {}
         self._bounds = {
@@ -99,6 +104,9 @@ class Store:
                     self._histogram(entry.family, labels).observe(entry.value, entry.count)
                 else:
                     self._add(entry.family, labels, entry.value)
+        for origin, requests in self._untold.due() if self._untold is not None else ():
+            self._add(catalog.ERRORS, self._label_set(catalog.ERRORS, ("other",), origin), requests)
+            self.last_error["other"] = self.wall()
 
     def gauges(self, *, up: bool = True) -> dict[Family, dict[Labels, float]]:
         """The gauges of all good readings; where two kinds of source tell the same, the more exact has it.
@@ -131,11 +139,19 @@ class Store:
 
     def count(self, family: Family, labels: Labels, amount: float = 1.0, *, origin: Origin) -> None:
         """Add *amount* to a counter, if *origin* has the word on it. *labels* leave out ``source``."""
+        untold = self._untold
+        failed = family is catalog.REQUESTS and labels[1] == "error"
+        if untold is not None and failed and untold.planned:
+            return
+        if untold is not None and family is catalog.ERRORS and labels[0] != "rejected":
+            untold.told()  # also where another source has the word on it
         if self.claims.admits(_signal(family, labels), origin, EXACT_COUNTS, amount):
             labels = self._label_set(family, labels, origin)
             self._add(family, labels, amount)
             if family is catalog.ERRORS:
                 self.last_error[labels[0]] = self.wall()
+            elif failed and amount > 0 and untold is not None:
+                untold.failed(amount, origin)
             elif family is catalog.TOKENS and self._levels is not None and labels[1] == "generation":
                 self._levels.generated(labels[0], amount)
 
@@ -155,7 +171,7 @@ class Store:
     def count_all(self, family: Family, labels: Labels, amounts: Sequence[float], *, origin: Origin) -> None:
         """`count` for each of *amounts*."""
         signal = _signal(family, labels)
-        if self.claims.owes(signal, origin) or family in (catalog.ERRORS, catalog.TOKENS):
+        if self.claims.owes(signal, origin) or family in (catalog.ERRORS, catalog.TOKENS) or labels[-1:] == ("error",):
             for amount in amounts:
                 self.count(family, labels, amount, origin=origin)
         elif self.claims.admits(signal, origin, EXACT_COUNTS, sum(amounts)):

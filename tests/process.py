@@ -24,11 +24,14 @@ def eventually(condition):
 
 
 class Process:
-    """``stopline run`` as a user starts it; *options* are those of Popen, by default with its output kept."""
+    """``stopline run`` as a user starts it; *options* are those of Popen, by default with its output kept.
 
-    def __init__(self, *arguments: str, **options) -> None:
+    *python* is what the interpreter is given to run the command.
+    """
+
+    def __init__(self, *arguments: str, python: tuple[str, str] = ("-m", "exporter"), **options) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "exporter", "run", "--web.listen-address", f"127.0.0.1:{self.port}"]
+        command = [sys.executable, *python, "run", "--web.listen-address", f"127.0.0.1:{self.port}"]
         kept = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen([*command, *arguments], **kept | options)
 

@@ -207,6 +207,11 @@ class Replica:
         if self.server.page is not None:
             self.server.page.count_http("/v1/completions", status, "POST")
 
+    def break_stream(self) -> None:
+        """One stream ends early, after its 200: only the page tells that its request failed."""
+        if self.server.page is not None:
+            self.server.page.count_broken()
+
     def log(self, line: str) -> None:
         """One more line in the server's log."""
         self._log.write(line + "\n")

@@ -77,10 +77,11 @@ def fails(kind: str) -> Happens:
 
 
 def hangs_idle(replica: Replica) -> None:
-    replica.set_load(None)
-    replica.run(3.0)
-    replica.engine.fail("hang")
-    replica.set_load(poisson(1.0))
+    then(load(lambda: None), 3.0, fails("hang"), traffic(1.0))(replica)
+
+
+def hangs_idle_and_clients_give_up(replica: Replica) -> None:
+    then(load(lambda: None), 3.0, fails("hang"), hangs_up(1.0))(replica)
 
 
 def leaks(bytes_per_second: float) -> Happens:
@@ -100,21 +101,31 @@ def then(*steps: Happens | float) -> Happens:
     return happens
 
 
-def answers(status: int, per_second: float, seconds: float = math.inf) -> Happens:
-    """Beside its work the server answers so many requests a second like this, evenly, for so long."""
+def evenly(each: Happens, per_second: float, seconds: float) -> Happens:
+    """Beside the server's work so many times a second, for so long."""
 
     def happens(replica: Replica) -> None:
         began, told = replica.now, [0]
 
-        def each() -> None:
+        def since() -> None:
             due = int(min(replica.now - began, seconds * replica.stretch) * per_second)
             for _ in range(due - told[0]):
-                replica.answer_with(status)
+                each(replica)
             told[0] = due
 
-        replica.meanwhile.append(each)
+        replica.meanwhile.append(since)
 
     return happens
+
+
+def answers(status: int, per_second: float, seconds: float = math.inf) -> Happens:
+    """Requests that are answered like this."""
+    return evenly(lambda replica: replica.answer_with(status), per_second, seconds)
+
+
+def streams_break(per_second: float, seconds: float = math.inf) -> Happens:
+    """Streams that end early after their 200, and of which no log tells."""
+    return evenly(lambda replica: replica.break_stream(), per_second, seconds)
 
 
 def toggles(factor: float, on: float, off: float) -> Happens:
@@ -158,6 +169,11 @@ def comes_back(replica: Replica) -> None:
 
 def planned(seconds: float = 30.0) -> Happens:
     return then(load(lambda: None), lambda replica: replica.engine.stop(), seconds, comes_back)
+
+
+def shuts_down(replica: Replica) -> None:
+    """It says that it will stop; until it does, its page still answers."""
+    replica.log("(APIServer pid=914) INFO 11-30 07:26:26 [launcher.py:254] [shutdown] API server: shutdown triggered")
 
 
 def restarts_sidecar(replica: Replica) -> None:
@@ -281,6 +297,7 @@ QUIET = (
     Scenario("doubling-of-nothing", slower(2), calm=lambda: poisson(1.0, requests(fixed(20), fixed(1))), learns=True),
     Scenario("clients-hang-up", hangs_up(0.5)),
     Scenario("most-clients-hang-up", hangs_up(0.9)),
+    Scenario("all-clients-hang-up-at-night", hangs_up(1.0, 0.08), after=300),
     Scenario("clients-hang-up-busy", hangs_up(0.3, 6.0)),
     Scenario("too-long", traffic(1.0, TOO_LONG)),
     Scenario("some-too-long", traffic(3.0, mixture((0.7, SHORT), (0.3, TOO_LONG)))),
@@ -291,11 +308,15 @@ QUIET = (
     Scenario("two-errors", answers(500, 0.05, 40.0), warns=("StoplineErrorsAppeared",)),
     Scenario("one-in-a-hundred-fails", then(traffic(6.0), answers(500, 0.06)), warns=("StoplineErrorsAppeared",)),
     Scenario("one-error-at-night", then(traffic(0.08), answers(500, 1.0, 1.0)), warns=("StoplineErrorsAppeared",)),
+    Scenario("streams-break-now-and-then", then(traffic(6.0), streams_break(0.06)), warns=("StoplineErrorsAppeared",)),
     Scenario("injected-prompts", load(asks(INJECTED)), replica={"prompts": True}),
     Scenario("injected-prompts-cr", load(asks(INJECTED.replace("\n", "\r"))), replica={"prompts": True}),
     Scenario("injected-prompts-ansi", load(asks("\x1b[2K\x1b[1A" + INJECTED)), replica={"prompts": True}),
     Scenario("planned-restart", planned()),
     Scenario("planned-restart-unlogged", planned(5.0), replica=UNLOGGED),
+    Scenario(
+        "planned-restart-under-load", then(traffic(2.0), 30.0, shuts_down, streams_break(16.0, 1.0), 2.0, planned())
+    ),
     Scenario("rolling-deploy", then(planned(10.0), 20.0, planned(10.0), traffic(3.0))),
     Scenario("cold-start", then(planned(20.0), slower(6), 4.0, slower(1))),
     Scenario("cold-start-learned", then(planned(20.0), slower(6), 4.0, slower(1)), learns=True),
@@ -460,7 +481,11 @@ ERRORS = (
         calm=one_at_a_time,
         engine=PATIENT,
     ),
-    # Its gauges are those of the last step, with nobody in it: until the engine gives up there is no sign of it.
+    # Its gauges are those of the last step, with nobody in it: until clients or the engine give up there is no sign of it.
+    Scenario("hang-idle", hangs_idle_and_clients_give_up, (STALLED,), due=36.0, engine=PATIENT),
+    Scenario(
+        "hang-idle-unlogged", hangs_idle_and_clients_give_up, (STALLED,), replica=UNLOGGED, due=36.0, engine=PATIENT
+    ),
     Scenario("hang-unseen", hangs_idle, (FAILED,), due=30.0, engine={"execute_timeout_seconds": 30.0}),
     Scenario("hang-overloaded", then(traffic(30.0), 30.0, fails("hang")), (DOUBLED, STALLED), due=30.0, engine=PATIENT),
     Scenario("all-fail", then(load(lambda: None), answers(500, 1.0)), (RATE,)),
@@ -470,6 +495,7 @@ ERRORS = (
     Scenario("one-in-ten-fails", then(traffic(6.0), answers(500, 0.7)), (RATE,), due=20.0),
     Scenario("one-in-ten-fails-unlogged", then(traffic(6.0), answers(500, 0.7)), (RATE,), replica=UNLOGGED, due=20.0),
     Scenario("burst-of-errors", answers(500, 20.0, 5.0), (RATE,)),
+    Scenario("streams-break", then(traffic(6.0), streams_break(0.7)), (RATE,), due=20.0),
     Scenario(
         "refused-for-a-full-queue",
         traffic(40.0),

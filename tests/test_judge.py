@@ -1,6 +1,7 @@
 """The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
 
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from agreement import LINES, Watched, compare, watch
@@ -28,6 +29,7 @@ STATES = {  # of each line from the incident on, each once until it changes
         "memory": ["ok", "unknown"],
     },
     "hang": CALM | {"errors": ["ok", "tripped"]},
+    "hang-idle": CALM | {"errors": ["ok", "tripped"]},
     "planned-restart": {line: ["ok", "unknown", "ok"] for line in LINES},
     "one-error": CALM | {"errors": ["ok", "tripped", "rising"]},
     "leak": CALM | {"memory": ["ok", "tripped"]},
@@ -68,6 +70,7 @@ def test_the_cause_is_that_of_the_rules(watched: dict[str, Watched]) -> None:
         ("out-of-memory", "errors"): "out_of_memory",
         ("killed-unsaid", "errors"): "phase_dead",
         ("hang", "errors"): "stalled",
+        ("hang-idle", "errors"): "stalled",
         ("leak", "memory"): "growth",
     }
 
@@ -203,6 +206,17 @@ def test_memory_that_a_dead_engine_left_free_is_no_calm() -> None:
     assert (full.state, full.reasons) == ("tripped", ("headroom",))
 
 
+def test_a_cache_that_was_full_when_its_engine_died_is_not_over_its_line() -> None:
+    def memory(phase: str, *, up: bool) -> tuple[str, tuple[str, ...]]:
+        full = [Moment(at, True, "serving", running=8, waiting=5, kv_usage=1.0) for at in (960.0, 975.0, 990.0)]
+        moments = Moments([*full, Moment(1000.0, up, phase)], lambda _: ())
+        verdict = judge(Evidence(moments, {}, Thresholds(), 1000.0, 5000.0))[2]
+        return verdict.state, verdict.reasons
+
+    assert memory("dead", up=False) == ("unknown", ())
+    assert memory("serving", up=False) == ("tripped", ("kv_cache",))  # one missed answer is no death
+
+
 def test_where_no_gpu_was_ever_read_the_cache_is_the_measure_and_the_page_says_so() -> None:
     blind = PAGE | reading("gpu", "gpu", "library_not_found")
     now = Moment(1000.0, True, "serving", kv_usage=0.4)
@@ -247,6 +261,39 @@ def test_an_engine_that_is_not_there_is_not_calm() -> None:
 def test_the_errors_line_without_errors(readings, last_error, state: str, says: str) -> None:
     verdict = judge(evidence(readings=readings, last_error=last_error))[1]
     assert (verdict.state, verdict.says) == (state, says)
+
+
+def test_requests_that_failed_and_of_which_no_error_tells_yet_are_no_number_beside_a_calm_line() -> None:
+    ended = {(catalog.REQUESTS, ("m", "ok")): 800.0, (catalog.REQUESTS, ("m", "error")): 8.0}
+    was = Moment(1000.0, True, "serving", counted=ended)
+    errors = judge(evidence(readings=PAGE | LOG, was=was))[1]
+    assert (errors.state, errors.value, errors.says) == ("ok", 0.0, "None within an hour.")
+    told = Moment(1000.0, True, "serving", counted=ended | {(catalog.ERRORS, ("other", "metrics")): 8.0})
+    errors = judge(evidence(readings=PAGE | LOG, was=told))[1]
+    assert (errors.state, errors.value, errors.says) == ("tripped", 8.0, "Within five minutes: 8 × other.")
+
+
+MANY_GAVE_UP = {(catalog.LONG_ANSWERS, ("m",)): 5.0}
+
+
+@pytest.mark.parametrize(
+    ("also", "state", "says"),
+    [
+        (
+            {},
+            "tripped",
+            "5 requests ended without an answer within five minutes, and nothing came out of the engine.",
+        ),
+        ({(catalog.TOKENS, ("m", "generation")): 1.0}, "ok", "None within an hour."),
+        ({(catalog.REQUESTS, ("m", "ok")): 1.0}, "ok", "None within an hour."),
+        ({(catalog.REQUESTS, ("m", "rejected")): 3.0}, "ok", "None within an hour."),
+        ({(catalog.REQUESTS, ("m", "aborted")): 5.0}, "tripped", ANY),
+    ],
+)
+def test_requests_that_end_while_nothing_comes_out_of_the_engine(also, state: str, says: str) -> None:
+    was = Moment(1000.0, True, "serving", counted=MANY_GAVE_UP | also, running=0, waiting=0)
+    errors = judge(evidence(readings=PAGE | LOG, was=was))[1]
+    assert (errors.state, errors.says) == (state, says)
 
 
 def test_a_source_that_misses_one_poll_is_still_read() -> None:

@@ -293,6 +293,26 @@ def test_a_reload_keeps_the_counters_and_a_bad_edit_keeps_the_settings(tmp_path:
     assert "configuration not reloaded, the old one stays" in errors
 
 
+def test_a_reload_asked_for_while_it_starts_ends_nothing_and_is_heard(tmp_path: Path) -> None:
+    settings = tmp_path / "stopline.yml"
+    settings.write_text("thresholds: {latency_ratio: 3}\n")
+    as_it_starts = f"""
+import os, pathlib, signal, sys
+class Imports:  # the first of the command's own modules, and one that is loaded when the settings have been read
+    def find_spec(self, name, *_):
+        if name == "exporter.sidecar":
+            pathlib.Path({str(settings)!r}).write_text("thresholds: {{latency_ratio: 4}}\\n")
+        if name in ("exporter.cli", "exporter.sidecar"):
+            os.kill(os.getpid(), signal.SIGHUP)
+sys.meta_path.insert(0, Imports())
+from exporter.__main__ import main
+main()
+"""
+    with Process("-c", str(settings), "--gpus", "none", python=("-c", as_it_starts)) as run:
+        eventually(lambda: 'stopline_threshold{line="latency_ratio"} 4.0' in fetch(run.port))
+        assert run.end()[0] == 0
+
+
 def test_the_doctor_works_beside_a_sidecar_with_the_same_settings(tmp_path: Path) -> None:
     log, state = tmp_path / "server.log", tmp_path / "state"
     log.write_text(SEED)

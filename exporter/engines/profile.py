@@ -235,7 +235,8 @@ class PageRule:
     increase is taken off, for another family counts it already; with *open*, gauges of what is under way, what is left
     counts once it is neither finished (*less*) nor open any more: that has gone away. Of times that are told as
     requests end, *decode* names the histogram of the same requests' times from first token to the end, and of queue
-    waits *latency* that from their arrival.
+    waits *latency* that from their arrival. With *above*, a bound of a histogram, a counter holds how many of its
+    observations were above it.
     """
 
     sample: str | tuple[str, ...] = ""
@@ -250,6 +251,7 @@ class PageRule:
     open: tuple[str, ...] = ()
     latency: str = ""
     decode: str = ""
+    above: float | None = None
     optional: bool = False
 
     def __post_init__(self) -> None:
@@ -335,7 +337,9 @@ class Hint:
 class Profile:
     """Everything Stopline knows of one engine. *order* overrides which source has the word on a signal.
 
-    *preallocates* says whether it takes the memory of its GPUs when it starts; left out where that depends.
+    *preallocates* says whether it takes the memory of its GPUs when it starts; left out where that depends. *reasons*
+    are, by sample, all the values known of a label that says how a request ended: another one is told as unknown, and
+    says neither that the request was answered nor that it failed.
     """
 
     engine: str
@@ -350,6 +354,7 @@ class Profile:
     labels: PageLabels = PageLabels()
     info: dict[str, PageInfo] = field(default_factory=dict)
     metrics: dict[str, PageRule | tuple[PageRule, ...]] = field(default_factory=dict)
+    reasons: dict[str, dict[str, re.Pattern[str]]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     order: dict[str, tuple[Literal["trace", "log", "metrics"], ...]] = field(default_factory=dict)
     log: LogRules = LogRules()
@@ -366,6 +371,10 @@ class Profile:
                         raise ValueError("labels of a page's rule are fixed; see info for what an info metric tells")
                 except ValueError as error:
                     problems.append(f"metrics.{short}: {error}")
+        mapped = {name for rules in self.page_rules().values() for rule in rules for name in rule.names}
+        problems += [
+            f"reasons.{name}: no rule of metrics has this sample" for name in self.reasons if name not in mapped
+        ]
         patterns = {pattern.name for pattern in self.log.patterns}
         for pattern in self.log.patterns:
             problems += [

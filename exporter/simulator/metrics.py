@@ -7,7 +7,7 @@ As recorded from a real server (tests/fixtures/vllm/0.32.0-hy3/metrics-queueing.
 - the gauges are those of the end of the last step, and stay so when the engine is dead;
 - the prompt counts once, at its first token; computing it again after a preemption does not count.
 
-Left out: process_* but the start time, python_*, and the HTTP families but http_requests_total.
+Left out: process_* but the start time, python_*, and the HTTP families but the number and the duration of requests.
 """
 
 from collections import Counter
@@ -33,6 +33,7 @@ TOKEN_GAP_BOUNDS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+HTTP_BOUNDS = (0.1, 0.5, 1.0)
 STEP_TOKEN_BOUNDS = (1.0, *(float(2**power) for power in range(3, 15)))
 
 
@@ -116,6 +117,8 @@ class Page(Observer):
         info.series(**_cache_config(self._engine.config)).value = 1.0
         self._http = self._family("counter", "http_requests_total", "Total number of requests by handler.")
         self._http_series: dict[tuple[str, str, int], Series] = {}
+        self._http_seconds = self._family("histogram", "http_request_duration_seconds", "Duration of HTTP requests.")
+        self._http_durations: dict[str, Histogram] = {}
 
     def _family(self, kind: str, name: str, documentation: str) -> Family:
         family = Family(name, kind, documentation, self._started)
@@ -168,6 +171,16 @@ class Page(Observer):
             self._http_series[key] = self._http.series(**labels)
         self._http_series[key].value += 1
 
+    def _time_http(self, record: RequestRecord) -> None:
+        path = record.request.path
+        if path not in self._http_durations:
+            self._http_durations[path] = self._http_seconds.histogram(HTTP_BOUNDS, handler=path, method="POST")
+        self._http_durations[path].observe((record.finished or record.arrival) - record.arrival)
+
+    def count_broken(self) -> None:
+        """Called for a stream that ended early, after its 200, and is not one of the engine's."""
+        self._scalars["request_success", "error"].value += 1
+
     def render(self) -> str:
         gauges = self._engine.published
         self._scalars["num_requests_running", ""].value = gauges.running
@@ -197,6 +210,7 @@ class Page(Observer):
 
     def on_finish(self, record: RequestRecord) -> None:
         self.count_http(record.request.path, record.http_status)
+        self._time_http(record)
         if record.finish_reason == "queue_full":
             self._scalars["admission_rejections", "max_num_queued_reqs"].value += 1
         if record.completed:

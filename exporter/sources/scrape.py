@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -69,6 +70,7 @@ class ScrapeSource:
         self._spared: set[str] = set()
         self._models_served: set[str] = set()
         self._seen: dict[str, set[str]] = defaultdict(set)
+        self._odd: set[Key] = set()
         self._state = "-"
         if profile is not None:
             self.use(profile)
@@ -242,7 +244,9 @@ class ScrapeSource:
                     expected = [self._labels(family, rule, {}, model) for model in models]
                     taken = [self._store.expect(family, labels, origin="metrics") for labels in expected]
                     read = self._histogram if family.kind == "histogram" else self._counter
+                    read = read if rule.above is None else self._observed_above
                     moved |= read(page, family, rule, name, models[0], told=any(taken))
+        self._drop_unknown_reasons(page)
         increases.end()
         self._lifecycle.answered(
             healthy=healthy,
@@ -330,6 +334,31 @@ class ScrapeSource:
             if amount > 0 and not told:
                 self._store.count(family, labels, amount * rule.scale, origin="metrics")
         return moved
+
+    def _observed_above(self, page: Page, family: Family, rule: PageRule, name: str, model: str, *, told: bool) -> bool:
+        """Count what a histogram of the page observed above the rule's bound."""
+        grown: dict[Labels, int] = defaultdict(int)
+        for native, group in self._series(page, name):
+            window = self._increases.window(group) if _fits(native, rule) else None
+            if window is not None:
+                above = window.counts[bisect_right(window.bounds, rule.above or 0.0) :]
+                grown[self._labels(family, rule, native, model)] += sum(n for n in above if n > 0)
+        for labels, amount in grown.items():
+            if amount and not told:
+                self._store.count(family, labels, amount, origin="metrics")
+        return any(grown.values())
+
+    def _drop_unknown_reasons(self, page: Page) -> None:
+        """Requests that ended in a way that the profile does not know are counted as that, and said once."""
+        for name, known in self._in_use.reasons.items():
+            for native, key, value in _matching(page, name, PageRule(name)):
+                grown = self._increases.of(key, value)
+                if grown > 0 and not _fits(native, PageRule(name, where=known)):
+                    self._store.drop(catalog.REQUESTS, round(grown))
+                    if key not in self._odd and len(self._odd) < self._store.cap:
+                        self._odd.add(key)
+                        told = ", ".join(f"{label}={native.get(label, '')[:64]!r}" for label in known)
+                        log.warning("requests ended in an unknown way and count as none: metric=%s %s", name, told)
 
     def _gone(
         self, page: Page, family: Family, rule: PageRule, model: str, net: dict[Labels, float], *, told: bool

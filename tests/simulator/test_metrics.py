@@ -90,6 +90,10 @@ def test_counters_equal_the_truth(run: Run) -> None:
     for status, count in statuses.items():
         path = "/v1/completions"
         assert sample(page, "http_requests_total", handler=path, method="POST", status=status) == count
+    longer = sum(record.finished - record.arrival > 1.0 for record in records)
+    family, labels = "http_request_duration_seconds", {"handler": "/v1/completions", "method": "POST"}
+    quick = sample(page, f"{family}_bucket", le="1.0", **labels)
+    assert 0 < longer == sample(page, f"{family}_count", **labels) - quick < len(records)
 
 
 @pytest.mark.parametrize(

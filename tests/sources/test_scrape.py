@@ -801,6 +801,45 @@ async def test_an_info_metric_tells_the_version(session, upstream, version: str,
     assert rig.lifecycle.info == told
 
 
+async def test_what_a_histogram_observed_above_a_bound_can_be_a_counter(session, upstream) -> None:
+    rule = {"sample": "acme_seconds", "where": {"path": "/generate"}, "above": 1.0}
+
+    def page(*cumulative: int) -> str:
+        told = ["# TYPE acme_seconds histogram"]
+        for path, more in (("/generate", 0), ("/tokenize", 50)):
+            bounds = zip(("0.5", "1.0", "2.0", "+Inf"), cumulative, strict=True)
+            told += [f'acme_seconds_bucket{{path="{path}",le="{le}"}} {n + more}' for le, n in bounds]
+            told += [f'acme_seconds_{what}{{path="{path}"}} {cumulative[-1] + more}' for what in ("sum", "count")]
+        return "\n".join(told) + "\n"
+
+    pages = page(1, 2, 3, 4), page(3, 5, 7, 9), page(3, 5, 7, 9)
+    rig = await over_pages(session, upstream, written({"long_answers_total": rule}), *pages)
+    assert rig.store.counters[catalog.LONG_ANSWERS] == {("",): 2.0}
+    assert catalog.LATENCY not in rig.store.histograms
+
+
+def ended(**reasons: int) -> str:
+    lines = (f'acme_finished_total{{why="{why}"}} {n}\n' for why, n in reasons.items())
+    return "# TYPE acme_finished_total counter\n" + "".join(lines)
+
+
+async def test_a_request_that_ended_in_an_unknown_way_neither_failed_nor_was_answered(
+    session, upstream, caplog
+) -> None:
+    rules = [
+        {"sample": "acme_finished_total", "where": {"why": "stop"}, "labels": {"outcome": "ok"}},
+        {"sample": "acme_finished_total", "where": {"why": "lost"}, "labels": {"outcome": "error"}},
+    ]
+    profile = written({"requests_total": rules}, reasons={"acme_finished_total": {"why": "stop|lost|moved"}})
+    pages = [ended(stop=n, lost=n, moved=n, content_filter=n) for n in (5, 6, 9)]
+    rig = await over_pages(session, upstream, profile, *pages)
+    assert rig.store.counters[catalog.REQUESTS] == {("", "ok"): 4.0, ("", "error"): 4.0}
+    assert rig.store.counters[catalog.SERIES_DROPPED] == {("stopline_requests_total",): 4.0}
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "requests ended in an unknown way and count as none: metric=acme_finished_total why='content_filter'"
+    ]
+
+
 async def test_the_share_of_communication_is_that_of_one_source(session, upstream) -> None:
     metrics = {"step_seconds_total": {"sample": "acme_step_seconds", "labels": {"phase": "decode"}}}
     rig = await over_pages(session, upstream, written(metrics), "acme_step_seconds 0\n", "acme_step_seconds 30\n")

@@ -67,7 +67,8 @@ class Evidence:
 
     *calm* is how many calm requests of each model were seen; *gpus* is what GPUs told within two minutes;
     *last_success* and *last_error* are Unix times by source and by kind. *answers_told* and *work_told* say that this
-    engine tells of answered requests, and of tokens or steps, at all; *served*, that it was up once.
+    engine tells of answered requests, and of tokens or steps, at all; *served*, that it was up once. Of what was more
+    than *watched* seconds ago nothing is known.
     """
 
     moments: Moments
@@ -84,6 +85,7 @@ class Evidence:
     answers_told: bool = True
     work_told: bool = True
     served: bool = True
+    watched: float = math.inf
     pace: float = 1.0
 
     @property
@@ -133,7 +135,7 @@ def _latency(evidence: Evidence) -> Verdict:
     silent = Verdict("latency", "unknown", "", "seconds")
     if not evidence.up:
         return _unknown(silent, _not_up(evidence))
-    says = "No request has ended within the last half hour."
+    says = f"No request has ended {_during(evidence, SLOW, 'within the last half hour')}."
     return replace(silent, says=says, remedy="Nothing to do if nobody asks; else see the sources below.")
 
 
@@ -321,9 +323,8 @@ def _errors(evidence: Evidence) -> Verdict:
             reasons=(*sorted(kind for kind, at in evidence.last_error.items() if at in since),),
             alert="StoplineErrorsAppeared",
         )
-    if not any(r.origin == "log" for r in evidence.readings.values()):
-        return replace(verdict, state="ok", says="None within an hour, by the page alone: no log is read.")
-    return replace(verdict, state="ok", says="None within an hour.")
+    alone = "" if any(r.origin == "log" for r in evidence.readings.values()) else ", by the page alone: no log is read"
+    return replace(verdict, state="ok", says=f"None {_during(evidence, _APPEARED, 'within an hour')}{alone}.")
 
 
 def _recent(evidence: Evidence) -> dict[str, float]:
@@ -544,6 +545,16 @@ def _kv_full(evidence: Evidence) -> bool:
 def gib(value: float) -> str:
     """Bytes for a person, never apart at the end of a line."""
     return f"{value / 2**30:.1f}\u00a0GiB"
+
+
+def _during(evidence: Evidence, window: float, phrase: str) -> str:
+    """*phrase*, which names the *window*; or since when Stopline looks, where that is shorter."""
+    watched = evidence.watched * evidence.pace
+    if watched >= window:
+        return phrase
+    minutes = int(watched // 60)
+    ago = f"{minutes} minute{'s' if minutes > 1 else ''} ago" if minutes else "less than a minute ago"
+    return f"since Stopline started {ago}"
 
 
 def _sentence(text: str) -> str:

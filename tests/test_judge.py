@@ -249,6 +249,22 @@ def test_the_errors_line_without_errors(readings, last_error, state: str, says: 
     assert (verdict.state, verdict.says) == (state, says)
 
 
+@pytest.mark.parametrize(
+    ("watched", "errors", "requests"),
+    [
+        (12.0, "since Stopline started less than a minute ago", "since Stopline started less than a minute ago"),
+        (60.0, "since Stopline started 1 minute ago", "since Stopline started 1 minute ago"),
+        (1799.0, "since Stopline started 29 minutes ago", "since Stopline started 29 minutes ago"),
+        (3599.0, "since Stopline started 59 minutes ago", "within the last half hour"),
+        (3600.0, "within an hour", "within the last half hour"),
+    ],
+)
+def test_nothing_is_said_of_the_time_before_it_looked(watched: float, errors: str, requests: str) -> None:
+    latency, found, _ = judge(evidence(readings=PAGE | LOG, watched=watched))
+    assert (found.state, found.says) == ("ok", f"None {errors}.")
+    assert (latency.state, latency.says) == ("unknown", f"No request has ended {requests}.")
+
+
 def test_a_source_that_misses_one_poll_is_still_read() -> None:
     missed = reading("metrics", "metrics", "timeout")
     assert judge(evidence(readings=missed, last_success={"metrics": 4990.0}))[1].state == "ok"

@@ -15,7 +15,7 @@ import msgspec
 
 from exporter import catalog
 from exporter.history import STEP_SECONDS
-from exporter.judge import Verdict
+from exporter.judge import FAST, Verdict
 from exporter.live import pictures, words
 from exporter.live.markup import Html, join, tag
 from exporter.live.state import LEVEL_NEEDS, SHOWN_SECONDS, Capacity, Gpu, Source, State
@@ -214,11 +214,12 @@ def _errors(verdict: Verdict, state: State) -> Iterator[Html]:
     if verdict.value is None:
         yield _big("?", "errors are not seen")
         return
-    yield _big(f"{verdict.value:g}", "within five minutes")
+    known = max(state.past.seconds_ago, default=0.0) + STEP_SECONDS
+    yield _big(f"{verdict.value:g}", "within five minutes" if known >= FAST else "since Stopline started")
     total = sum(state.past.errors)
     label = f"Errors of the last 15 minutes: {total:g}"
     yield pictures.bars(state.past.seconds_ago, state.past.errors, STEP_SECONDS, SHOWN_SECONDS, label)
-    yield _numbers(("line", "any error"), ("within 15 min", f"{total:g}"))
+    yield _numbers(("line", "any error"), ("within 15 min" if known >= SHOWN_SECONDS else "in all", f"{total:g}"))
 
 
 def _memory(verdict: Verdict, state: State) -> Iterator[Html]:

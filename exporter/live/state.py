@@ -202,6 +202,7 @@ class Live:
             answers_told=any(o == "ok" for _, o in store.counters[catalog.REQUESTS]) or bool(models),
             work_told=bool(store.counters.get(catalog.TOKENS) or store.histograms.get(catalog.STEP_LATENCY)),
             served=self._served,
+            watched=moments.all[-1].at - self._history.began,
             pace=self._pace,
         )
 

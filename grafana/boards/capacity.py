@@ -106,7 +106,7 @@ def _verdict() -> Shown:
         [("layout", "layout"), ("model", "model"), ("config", "configuration")],
         {head: f"{by} ({each})" for head, each in asked.items()},
         empty=_LEARNING,
-        height=6,
+        height=5,
         sort="best throughput",
     ).decimals(0)
     panel = (
@@ -116,9 +116,9 @@ def _verdict() -> Shown:
     )
     for name in ("baseline", "line"):
         panel = panel.override_by_name(name, cells("s", decimals=2, optional=True))
-    for name in ("layout", "limit", "knee", "first over", "calm requests"):
-        panel = panel.override_by_name(name, cells(optional=True))
-    return panel
+    for name, width in (("limit", 90), ("knee", 90), ("first over", 110), ("calm requests", 130)):
+        panel = panel.override_by_name(name, cells(optional=True, width=width))
+    return panel.override_by_name("layout", cells(optional=True, width=130))
 
 
 def _latency() -> Shown:
@@ -137,7 +137,7 @@ def _latency() -> Shown:
         unit="s",
         empty=_LEARNING,
         columns="name",
-    ).decimals(1)
+    )
 
 
 def _throughput() -> Shown:

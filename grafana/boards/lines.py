@@ -5,11 +5,12 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common
 
 from . import board as boards
-from . import sidecars
+from . import reasons, sidecars
 from .panels import (
     AMBER,
     BLUE,
     GREEN,
+    GREY,
     RED,
     STATES,
     UNJUDGED,
@@ -49,7 +50,7 @@ _LINES = {
     "errors": ("Errors", "errors rise from zero"),
     "memory": ("Memory", "a GPU or the KV cache nears its limit"),
 }
-_P99 = "stopline:request_latency_seconds:p99_5m"
+_P99 = reasons.P99
 _LINE = "stopline:request_latency_seconds:line"
 _CRITICAL, _WARNING = (of_model(_LINE, severity=severity) for severity in ("critical", "warning"))
 _BASELINE = of_model("stopline:request_latency_seconds:p99_baseline_by_replica")
@@ -72,6 +73,8 @@ def board() -> Dashboard:
             "line is not judged, or not in full, on some replica and tripped on none; see the table below."
         )
         made = made.with_panel(boards.state(name, title, about))
+    for why in (reasons.latency, reasons.errors, reasons.memory):
+        made = made.with_panel(why(width=8, height=3))
     for panel in (_latency(), _errors(), _memory()):
         made = made.with_panel(panel)
     for panel in (_latency_over_time(), _errors_over_time(), _memory_over_time()):
@@ -90,10 +93,6 @@ def board() -> Dashboard:
 
 
 def _latency() -> Shown:
-    cause = (
-        f"clamp_max({of_model('stopline:latency_cause:top')}, 1) and on ({REPLICA}, model) "
-        f"({of_model(_P99)} >= on ({REPLICA}, model) {_WARNING}) {_OF_THE_WORST}"
-    )
     source = matching("stopline:request_latency_seconds:baseline_source", MODEL)
     since = matching("stopline:request_latency_seconds:baseline_since_timestamp_seconds", MODEL)
     age = (
@@ -104,8 +103,7 @@ def _latency() -> Shown:
         values(
             "Latency: P99, its baseline and its line",
             "Of the replica that is nearest to its line: P99 of the last five minutes, the baseline (its own P99 at low "
-            "concurrency), the line, how old a learned baseline is, and, once the warning line is reached, the cause "
-            "with the share of the growth that it explains.",
+            "concurrency), the line, and how old a learned baseline is.",
             query(f"({of_model(_P99)} {_OF_THE_WORST}) or on () topk(1, {of_model(_P99)})", "P99 now", instant=True),
             query(
                 f"{_BASELINE} {_OF_THE_WORST}",
@@ -118,14 +116,12 @@ def _latency() -> Shown:
                 "{{source}} for",
                 instant=True,
             ),
-            query(cause, "cause: {{cause}}", instant=True),
             unit="s",
             empty="cannot be judged: the engine is down, no request was measured, or there is no baseline yet",
         )
         .decimals(2)
-        .override_by_regexp("/cause: .*/", [*cells("percentunit", decimals=0), color(RED)])
-        .override_by_name("baseline", [color(GREEN)])
-        .override_by_name("line", [color(RED)])
+        .override_by_name("baseline", [color(GREY)])
+        .override_by_name("line", [color(GREY)])
         .override_by_regexp("/.* for/", cells("s", decimals=0))
     )
 
@@ -145,7 +141,7 @@ def _errors() -> Shown:
         )
         .decimals(0)
         .override_by_name("failed", cells("percentunit", decimals=1))
-        .override_by_name("line", [*cells("percentunit", decimals=0), color(RED)])
+        .override_by_name("line", [*cells("percentunit", decimals=0), color(GREY)])
         .override_by_name("last error ago", cells("s", decimals=0))
     )
 
@@ -154,19 +150,16 @@ def _memory() -> Shown:
     return (
         values(
             "Memory: what is left",
-            "The least free memory of a GPU, its peaks taken off, and the line for it; the fullest KV cache; and "
-            "what put replicas over the line.",
+            "The least free memory of a GPU, its peaks taken off, and the line for it; and the fullest KV cache.",
             query(f"min({_FREE})", "least free", instant=True),
             query(threshold("memory_headroom_bytes", _FREE, "max"), "line", instant=True),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache", instant=True),
-            query(f"count by (reason) ({of('stopline:memory:over_line')})", "{{reason}}", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         )
         .decimals(1)
-        .override_by_name("line", [color(RED)])
+        .override_by_name("line", [color(GREY)])
         .override_by_name("KV cache", cells("percentunit", decimals=0))
-        .override_by_regexp("/^(headroom|growth|used_ratio|kv_cache)$/", [*cells("short", decimals=0), color(RED)])
     )
 
 

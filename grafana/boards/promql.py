@@ -64,6 +64,11 @@ def how_many(series: str, among: str) -> str:
     return f"count({series}) or 0 * count({among})"
 
 
+def counted(series: str, label: str) -> str:
+    """Of each value of *label* a series of value 1, whose label `replicas` says how many replicas have it."""
+    return f'count_values by ({label}) ("replicas", count by ({label}) (group by ({REPLICA}, {label}) ({series})))'
+
+
 def replica(expression: str) -> str:
     """With a label `replica`: the pod, or where there is none the scraped address."""
     named = f'label_replace({expression}, "replica", "$1", "instance", "(.*)")'

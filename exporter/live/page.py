@@ -251,7 +251,7 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
     rows = [("line", f"{short_gib(line)} free"), ("free", short_gib(value))]
     if grown is not None:
         rows.append(("above rest", short_gib(max(0.0, grown))))
-    if room:
+    if room and verdict.state != "tripped":
         rows.append(("effective headroom", short_gib(min(room))))
     if state.engine.kv_usage_ratio is not None:
         rows.append(("KV cache", f"{state.engine.kv_usage_ratio:.0%} in use"))
@@ -300,7 +300,7 @@ def _gpus(gpus: tuple[Gpu, ...], state: State) -> Iterator[Html]:
         return
     if not state.engine.up:
         yield tag("p", "The engine is not up: what is free now is not what it leaves free.", class_="lost")
-    yield tag("ul", *map(_gpu, gpus), class_="gpus")
+    yield tag("ul", *(_gpu(gpu, up=state.engine.up) for gpu in gpus), class_="gpus")
     legend = [
         tag(
             "li",
@@ -323,7 +323,8 @@ def _gpus(gpus: tuple[Gpu, ...], state: State) -> Iterator[Html]:
     yield tag("ul", *legend, class_="legend", aria_label="Legend")
 
 
-def _gpu(gpu: Gpu) -> Html:
+def _gpu(gpu: Gpu, *, up: bool) -> Html:
+    """What is free of an engine that is not *up* is no room; and where the line is reached, only that is said."""
     name = tag("h3", f"GPU {gpu.gpu}")
     if gpu.total_bytes is None or gpu.used_bytes is None:
         why = "does not tell its memory" if gpu.up else "does not answer: it is lost, or the driver hangs"
@@ -335,12 +336,15 @@ def _gpu(gpu: Gpu) -> Html:
     told = [f"{_SEGMENTS.get(part, part)} {short_gib(amount)}" for part, amount in parts if amount]
     told += [f"{_MARKS[mark]} {short_gib(amount)}" for mark, amount in marks if amount is not None]
     room = gpu.effective_headroom_bytes
-    text = tag(
-        "span",
-        tag("b", short_gib(free)),
-        " free",
-        f" · {short_gib(room)} effective headroom" if room is not None else None,
-    )
+    if gpu.over_bytes:
+        text = tag(
+            "span", f"{short_gib(free)} free · ", tag("b", f"{short_gib(gpu.over_bytes)} over its line"), class_="over"
+        )
+    elif not up:
+        text = tag("span", f"{short_gib(gpu.used_bytes)} held while the engine is not up")
+    else:
+        effective = f" · {short_gib(room)} effective headroom" if room is not None else None
+        text = tag("span", tag("b", short_gib(free)), " free", effective)
     picture = pictures.stack(
         parts,
         gpu.total_bytes,

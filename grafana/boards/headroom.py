@@ -55,7 +55,7 @@ def board() -> Dashboard:
     )
     made = made.with_row(row("Now"))
     state = boards.state("memory", "Memory line", legend="memory", height=5)
-    for panel in (state, reasons.memory(width=16, height=5), _least(), _kv(), _evicted()):
+    for panel in (state, reasons.memory(width=16, height=5, most=3), _least(), _lost(), _kv(), _evicted()):
         made = made.with_panel(panel)
     made = made.with_row(row("Each GPU: how near it is to its line"))
     made = made.with_panel(_table())
@@ -113,28 +113,38 @@ def _near() -> str:
 def _least() -> Shown:
     least = _by_gpu(f"bottomk(1, {_free_now()})")
     line = f"on () group_left () {threshold('memory_headroom_bytes', alive(of('stopline:gpu_memory_headroom_bytes')), 'max')}"
-    lost = how_many(f"{_gpu('stopline_gpu_up')} == 0", _gpu("stopline_gpu_up"))
     return (
         values(
             "GPU with the least",
-            "The GPU with the least free memory, its peaks of the last minute taken off, red below the line for it; that "
-            "line; and how many GPUs do not answer any more.",
-            query(f"{least} >= {line}", "free: {{text}}", instant=True),
-            query(f"{least} < {line}", "below the line: {{text}}", instant=True),
+            "The GPU with the least free memory, its peaks of the last minute taken off, red below the line for it; and "
+            "that line.",
+            query(f"{least} >= {line}", "{{text}}", instant=True),
+            query(f"{least} < {line}", "{{text}}: over", instant=True),
             query(
                 threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max"),
                 "line",
                 instant=True,
             ),
-            query(lost, "GPUs lost", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or no sidecar sees a GPU and no dcgm-exporter tells of these pods",
         )
         .decimals(1)
-        .override_by_regexp("/^below the line/", [color(RED)])
+        .override_by_regexp("/: over$/", [color(RED)])
         .override_by_name("line", [color(GREY)])
-        .override_by_name("GPUs lost", [*cells("short", decimals=0), *from_value(1, RED)])
     )
+
+
+def _lost() -> Shown:
+    told = _gpu("stopline_gpu_up")
+    return values(
+        "GPUs",
+        "How many GPUs are seen, and how many of them do not answer any more.",
+        query(f"count({told})", "seen", instant=True),
+        query(how_many(f"{told} == 0", told), "lost", instant=True),
+        unit="short",
+        empty="cannot be judged: no sidecar sees a GPU",
+        width=4,
+    ).override_by_name("lost", from_value(1, RED))
 
 
 def _kv() -> Shown:
@@ -153,6 +163,7 @@ def _kv() -> Shown:
             ),
             unit="percentunit",
             empty="cannot be judged: the engine tells no use of its KV cache",
+            width=6,
         )
         .decimals(0)
         .override_by_name("line", [color(GREY)])
@@ -173,6 +184,7 @@ def _evicted() -> Shown:
         query(f"sum({of_model('stopline_requests_waiting')})", "waiting", instant=True),
         unit="short",
         empty="cannot be judged: the engine tells neither preemptions nor waiting requests",
+        width=6,
     ).decimals(0)
 
 
@@ -207,13 +219,13 @@ def _table() -> Shown:
         height=11,
         sort="of its line",
     ).decimals(1)
-    panel = panel.override_by_name("of its line", nearness(230))
-    panel = panel.override_by_name("measured by", cells(width=130, optional=True))
+    panel = panel.override_by_name("of its line", nearness(180))
+    panel = panel.override_by_name("measured by", cells(width=120, optional=True))
     panel = panel.override_by_name("GPU", cells("string", width=60)).override_by_name("uuid", cells(hidden=True))
     for name in ("free", "grown by", "at rest", "peak, 60 s", "total"):
-        panel = panel.override_by_name(name, cells(width=110, optional=True))
-    panel = panel.override_by_name("free + KV free", cells(width=140, optional=True))
-    panel = panel.override_by_name("replica", cells(width=150)).override_by_name("device", cells(width=140))
+        panel = panel.override_by_name(name, cells(width=100, optional=True))
+    panel = panel.override_by_name("free + KV free", cells(width=120, optional=True))
+    panel = panel.override_by_name("replica", cells(width=150)).override_by_name("device", cells(width=130))
     return panel.override_by_name("MIG", cells(width=90, optional=True))
 
 
@@ -333,7 +345,7 @@ def _stack() -> Shown:
                 query(f"max({_gpu('stopline_gpu_memory_part_bytes', part=part)})", name)
                 for part, (name, _) in _PARTS.items()
             ),
-            query(f"min({_gpu('stopline_gpu_memory_headroom_bytes')})", "free"),
+            query(f"min({alive(_gpu('stopline_gpu_memory_headroom_bytes'))})", "free"),
             query(f"min({usable} - {on} {least})", "limit"),
             query(
                 f"min({_gpu('stopline_gpu_memory_plateau_bytes')} + {on} {growth} unless {_AS_NEEDED})",

@@ -74,7 +74,7 @@ def board() -> Dashboard:
         )
         made = made.with_panel(boards.state(name, title, about))
     for why in (reasons.latency, reasons.errors, reasons.memory):
-        made = made.with_panel(why(width=8, height=3))
+        made = made.with_panel(why(width=8, height=4, most=2))
     for panel in (_latency(), _errors(), _memory()):
         made = made.with_panel(panel)
     for panel in (_latency_over_time(), _errors_over_time(), _memory_over_time()):
@@ -279,7 +279,6 @@ def _blind() -> Shown:
                 ("input", "missing"),
                 ("alertname", "alert"),
                 ("alertstate", "state"),
-                ("source", "source"),
             ],
             width=12,
             height=7,
@@ -290,10 +289,10 @@ def _blind() -> Shown:
                 {"all are judged": GREEN} | dict.fromkeys(("latency", "errors", "memory", "all"), UNJUDGED), 115
             ),
         )
-        .override_by_name("alert", cells(optional=True, width=205))
-        .override_by_name("state", cells(optional=True, width=65))
-        .override_by_name("missing", cells(optional=True, width=170))
-        .override_by_name("source", cells(optional=True))
+        .override_by_name("replica", cells(width=125))
+        .override_by_name("alert", cells(optional=True, width=215))
+        .override_by_name("state", cells(optional=True, width=75))
+        .override_by_name("missing", cells(optional=True))
     )
 
 

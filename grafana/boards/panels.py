@@ -253,10 +253,12 @@ def phrases(
 ) -> stat.Panel:
     """A word of the series' *label* as a phrase that is read from afar, and small above it on how many replicas.
 
-    *expression* is from `promql.counted`; *spoken* has the phrase and its colour for each word.
+    *expression* is from `promql.counted`; *spoken* has the phrase and its colour for each word. Several stand below each
+    other.
     """
     asked = query(expression, f"{{{{{label}}}}} · replicas: {{{{replicas}}}}", instant=True)
     panel = values(title, about, asked, unit="short", empty=empty, width=width, height=height)
+    panel = panel.orientation(common.VizOrientation.HORIZONTAL).wide_layout(False)
     for word, (phrase, tone) in spoken.items():
         mapping = {"type": "value", "options": {"1": {"text": phrase, "color": tone, "index": 0}}}
         panel = panel.override_by_regexp(

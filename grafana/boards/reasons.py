@@ -1,4 +1,7 @@
-"""Why a line is reached, in words that are read from afar: those of the live page, for what the rules have decided."""
+"""Why a line is reached, in words that are read from afar: those of the live page, for what the rules have decided.
+
+Each panel shows *most* reasons at once, those of most replicas.
+"""
 
 from exporter.live.words import CAUSES
 
@@ -26,7 +29,7 @@ _ERRORS = (
 )
 
 
-def latency(*, width: int, height: int) -> Shown:
+def latency(*, width: int, height: int, most: int) -> Shown:
     """With what no P99 tells: the alerts that warn of communication and of uneven experts."""
     top = of_model("stopline:latency_cause:top")
     warned = [
@@ -54,10 +57,11 @@ def latency(*, width: int, height: int) -> Shown:
         empty="cannot be judged: the engine is down, too few requests were measured, or there is no baseline yet",
         width=width,
         height=height,
+        most=most,
     )
 
 
-def errors(*, width: int, height: int) -> Shown:
+def errors(*, width: int, height: int, most: int) -> Shown:
     """Of an engine that has failed, what it said of that within an hour, or that it is dead; else every kind of error."""
     failed = f"({of('stopline:engine_failed:by_kind')} == 1)"
     last = of("stopline_last_error_timestamp_seconds", f'kind=~"{"|".join(_SAID)}"')
@@ -76,10 +80,11 @@ def errors(*, width: int, height: int) -> Shown:
         empty="cannot be judged: neither a log nor a metrics page is read",
         width=width,
         height=height,
+        most=most,
     )
 
 
-def memory(*, width: int, height: int) -> Shown:
+def memory(*, width: int, height: int, most: int) -> Shown:
     return _phrases(
         "memory",
         "Memory: what is over",
@@ -91,6 +96,7 @@ def memory(*, width: int, height: int) -> Shown:
         empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         width=width,
         height=height,
+        most=most,
     )
 
 
@@ -109,8 +115,9 @@ def _phrases(
     empty: str,
     width: int,
     height: int,
+    most: int,
 ) -> Shown:
     """What was *found*; where that is nothing, how many replicas are judged, and calm."""
     calm = labelled(f"({of('stopline:judged', line=line)} == 1)", **{label: "calm"})
-    expression = f"{counted(found, label)} or on () {counted(calm, label)}"
+    expression = f"{counted(found, label, most)} or on () {counted(calm, label, most)}"
     return phrases(title, about, expression, label, spoken, empty=empty, width=width, height=height)

@@ -35,6 +35,7 @@ from .promql import (
     RATE,
     REPLICA,
     how_many,
+    labelled,
     of,
     of_config,
     of_model,
@@ -67,7 +68,7 @@ def board() -> Dashboard:
     )
     made = made.with_row(row("The answer: which part grew against its own baseline"))
     state = boards.state("latency", "Latency line", legend="latency", height=5)
-    for panel in (state, reasons.latency(width=16, height=5), _scores(), _guide()):
+    for panel in (state, reasons.latency(width=16, height=5, most=4), _scores(), _guide()):
         made = made.with_panel(panel)
     for panel in (_queue_times(), _step_times(), _cache(), _communication_now(), _mix()):
         made = made.with_panel(panel)
@@ -104,14 +105,19 @@ def board() -> Dashboard:
 
 
 def _scores() -> Shown:
+    calm = labelled(f"0 * count({of('stopline:judged', line='latency')} == 1)", cause="nothing grew")
     return (
         bars(
             "What explains the growth",
             "The share of the growth of P99 that a part explains, on the replica where it explains most. A full KV cache "
             "and communication stand above the parts (more than 100 %), for they are behind them.",
-            query(f"max by (cause) ({of_model('stopline:latency_cause:score')} {_OF_SLOW})", "{{cause}}", instant=True),
+            query(
+                f"max by (cause) ({of_model('stopline:latency_cause:score')} {_OF_SLOW}) or on () {calm}",
+                "{{cause}}",
+                instant=True,
+            ),
             unit="percentunit",
-            empty="nothing to explain: no replica is over its warning line, or it cannot be judged (see above)",
+            empty="cannot be judged: the engine is down, too few requests were measured, or there is no baseline yet",
             width=8,
             height=8,
         )

@@ -33,7 +33,7 @@ KEPT = {"lines-latency": 1060, "why-latency": 1010, "headroom-memory": 1640, "ca
 """Of the README, with the height that is shown there."""
 BOARDS = ("lines", "headroom", "why", "capacity")
 WIDTH = 1400
-HEIGHTS = {"lines": 2824, "headroom": 2340, "why": 2442, "capacity": 1650}
+HEIGHTS = {"lines": 2862, "headroom": 2340, "why": 2442, "capacity": 1650}
 SHOWN = 3600.0
 """Seconds; the capacity board shows six times as many."""
 MOMENTS = {  # what is chosen, and seconds from the beginning of the incidents

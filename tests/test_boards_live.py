@@ -17,9 +17,13 @@ SHOWN = f"{1_800 / PACE:.0f}s"
 SILENT = {
     "headroom / GPU with the least / {{text}}": "trouble: it is below the line",
     "headroom / GPU with the least / {{text}}: over": "quiet: none is below it",
+    "headroom / KV cache / used": "trouble: it is over the line",
+    "headroom / KV cache / used: over": "quiet: it is not",
     "headroom / ${gpu:text} / share limit": "quiet and trouble: these engines take their memory when they start",
     "lines / Errors: how many, of what share / last error ago": "quiet: there was none",
     "lines / Errors of the last five minutes, by kind / {{kind}}": "quiet: there was none",
+    "lines / Memory: what is left / least free": "trouble: it is over",
+    "lines / Memory: what is left / least free: over": "quiet: it is not",
     "lines / Values left out / {{family}}": "quiet and trouble: nothing was left out",
     "why / 1  Do requests wait? / explains": "quiet: none is slow",
 }
@@ -194,14 +198,17 @@ def test_what_is_shown_is_what_the_engines_did(story: tuple[fleet.Story, str]) -
     free = leak.config.gpu_memory_bytes - leak.gpu_memory_used_bytes
     below = "{{text}}: over"
     assert shown("headroom", "GPU with the least", below, "hy3-memory") == pytest.approx(free, rel=0.05)
-    assert shown("lines", "Memory: what is left", "least free", "hy3-memory") == pytest.approx(free, rel=0.05)
+    assert shown("lines", "Memory: what is left", "least free: over", "hy3-memory") == pytest.approx(free, rel=0.05)
     assert free < 2**30
     weights = leak.config.weights_bytes
     assert shown("headroom", "${gpu:text}", "weights", "hy3-memory") == pytest.approx(weights, rel=0.01)
     assert shown("why", "2  Is the step slower?", "times", "hy3-latency") == pytest.approx(3, rel=0.2)
     assert shown("why", "Running and waiting", "places", "hy3-latency") == slow.config.max_running_requests
     assert (
-        shown("headroom", "KV cache", "used", "cache-0") > 0.95 > 0.5 > shown("headroom", "KV cache", "used", "hy3-0")
+        shown("headroom", "KV cache", "used: over", "cache-0")
+        > 0.95
+        > 0.5
+        > shown("headroom", "KV cache", "used", "hy3-0")
     )
     assert shown("headroom", "For lack of KV cache", "preempted in 5 min", "cache-0") > 0
     assert shown("why", "Running and waiting", "running", "cache-0") <= full.config.max_running_requests

@@ -148,12 +148,14 @@ def _lost() -> Shown:
 
 
 def _kv() -> Shown:
+    most, missed = f"max({of('stopline:kv_cache_usage_ratio:max')})", f"on () count({of('stopline:kv_cache:full')})"
     return (
         values(
             "KV cache",
-            "Of the fullest one: how full it was in the last two minutes, and the line, which counts once requests wait "
-            "or are evicted; and how many tokens the smallest holds.",
-            query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "used", instant=True),
+            "Of the fullest one: how full it was in the last two minutes, red once it is over the line and requests wait "
+            "or are evicted; that line; and how many tokens the smallest holds.",
+            query(f"{most} unless {missed}", "used", instant=True),
+            query(f"{most} and {missed}", "used: over", instant=True),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "line", instant=True),
             query(
                 f"min({of_model('stopline_kv_cache_capacity_tokens')}) "
@@ -166,6 +168,7 @@ def _kv() -> Shown:
             width=6,
         )
         .decimals(0)
+        .override_by_name("used: over", [color(RED)])
         .override_by_name("line", [color(GREY)])
         .override_by_name("tokens", cells("short", decimals=0))
     )

@@ -17,6 +17,7 @@ from .panels import (
     Shown,
     cells,
     color,
+    from_value,
     joined,
     limit,
     line,
@@ -140,6 +141,7 @@ def _errors() -> Shown:
             empty="cannot be judged: neither a log nor a metrics page is read",
         )
         .decimals(0)
+        .override_by_name("in 5 min", from_value(1, RED))
         .override_by_name("failed", cells("percentunit", decimals=1))
         .override_by_name("line", [*cells("percentunit", decimals=0), color(GREY)])
         .override_by_name("last error ago", cells("s", decimals=0))
@@ -147,17 +149,21 @@ def _errors() -> Shown:
 
 
 def _memory() -> Shown:
+    line = threshold("memory_headroom_bytes", _FREE, "max")
     return (
         values(
             "Memory: what is left",
-            "The least free memory of a GPU, its peaks taken off, and the line for it; and the fullest KV cache.",
-            query(f"min({_FREE})", "least free", instant=True),
-            query(threshold("memory_headroom_bytes", _FREE, "max"), "line", instant=True),
+            "The least free memory of a GPU, its peaks taken off, red below the line for it; that line; and the fullest "
+            "KV cache.",
+            query(f"min({_FREE}) >= {line}", "least free", instant=True),
+            query(f"min({_FREE}) < {line}", "least free: over", instant=True),
+            query(line, "line", instant=True),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         )
         .decimals(1)
+        .override_by_name("least free: over", [color(RED)])
         .override_by_name("line", [color(GREY)])
         .override_by_name("KV cache", cells("percentunit", decimals=0))
     )

@@ -158,7 +158,7 @@ def _latency_of(evidence: Evidence, model: str) -> Verdict:
     verdict = replace(
         verdict, threshold=line, warning=warning, baseline=base.seconds, baseline_source=base.source, says=""
     )
-    tripped, rising = _over(evidence, model, line), _rising(evidence, model, line, warning)
+    tripped, rising = _over(evidence, model, line), evidence.up and _rising(evidence, model, line, warning)
     if tripped or rising:
         value = p99 if p99 is not None else evidence.quantile(model, 0.99, SLOW) or 0.0
         times = f"P99 is {value / base.seconds:.1f} times its baseline"

@@ -1,5 +1,6 @@
 """The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,13 @@ def test_of_an_engine_that_is_gone_no_number_stays_and_memory_is_not_calm() -> N
     told = Evidence(moments, {}, Thresholds(), 1005.0, 5000.0, readings=reading("metrics", "metrics", "refused") | LOG)
     latency, _, memory = judge(told)
     assert (latency.state, latency.value, memory.state, memory.value) == ("unknown", None, "unknown", None)
+
+
+def test_what_rose_before_the_engine_died_cannot_be_judged_any_more() -> None:
+    risen = evidence(spread={"m": (3.4, 20)}, baselines=TWO_SECONDS)
+    (was,) = risen.moments.all
+    gone = Moments([replace(was, up=False, phase="dead")], lambda _: catalog.geometric(0.001, 600, 1.15))
+    assert [judge(each)[0].state for each in (risen, replace(risen, moments=gone))] == ["rising", "unknown"]
 
 
 def test_memory_that_a_dead_engine_left_free_is_no_calm() -> None:

@@ -64,6 +64,11 @@ def _of(name: str) -> str:
     return f"({matching(name, MODEL, _CONFIG)} and on (config) {ran})"
 
 
+def _throughput_of_levels() -> str:
+    """Of the levels that had enough requests for a P99, so that bars and their best are of the same ones."""
+    return f"({_of('stopline:throughput:by_concurrency')} and on (model, config, concurrency) {_of('stopline:concurrency:level')})"
+
+
 def _named(expression: str) -> str:
     """With a label `name`: how the model is split, and the short hash of the whole configuration."""
     layout = matching("stopline:config:layout")
@@ -78,8 +83,8 @@ def _numbered(expression: str) -> str:
 
 
 def _knee() -> str:
-    best = f"max by (model, config) ({_of('stopline:throughput:by_concurrency')})"
-    near = f"{_of('stopline:throughput:by_concurrency')} >= on (model, config) group_left () {_KNEE} * {best}"
+    best = f"max by (model, config) ({_throughput_of_levels()})"
+    near = f"{_throughput_of_levels()} >= on (model, config) group_left () {_KNEE} * {best}"
     reached = (
         f"min by (model, config) ({_of('stopline:concurrency:level')} and on (model, config, concurrency) ({near}))"
     )
@@ -90,7 +95,7 @@ def _verdict() -> Shown:
     asked = {
         "limit": _of("stopline:concurrency_limit"),
         "knee": _knee(),
-        "best throughput": f"max by (model, config) ({_of('stopline:throughput:by_concurrency')})",
+        "best throughput": f"max by (model, config) ({_throughput_of_levels()})",
         "baseline": _of("stopline:request_latency_seconds:p99_baseline"),
         "line": f"max by (model, config) ({_of('stopline:concurrency:line')})",
         "first over": _of("stopline:concurrency:first_over"),
@@ -143,10 +148,10 @@ def _latency() -> Shown:
 def _throughput() -> Shown:
     return levels(
         "Throughput by concurrency",
-        "Tokens of answers a second while the engine held so many requests, of the last day. Where doubling the "
-        "concurrency adds little, the knee is passed.",
+        "Tokens of answers a second while the engine held so many requests, of the last day; levels with 100 requests or "
+        "more. Where doubling the concurrency adds little, the knee is passed.",
         query(
-            _numbered(_named(f"max by (model, config, concurrency) ({_of('stopline:throughput:by_concurrency')})")),
+            _numbered(_named(f"max by (model, config, concurrency) ({_throughput_of_levels()})")),
             rows=True,
         ),
         unit="suffix: tok/s",
@@ -158,9 +163,9 @@ def _throughput() -> Shown:
 def _table() -> Shown:
     asked = {
         "P99": _of("stopline:request_latency_seconds:p99_by_concurrency"),
-        "throughput": _of("stopline:throughput:by_concurrency"),
+        "throughput": _throughput_of_levels(),
         "of the line": f"{_of('stopline:request_latency_seconds:p99_by_concurrency')} / on (model, config) group_left () {_of('stopline:concurrency:line')}",
-        "of the best": f"{_of('stopline:throughput:by_concurrency')} / on (model, config) group_left () max by (model, config) ({_of('stopline:throughput:by_concurrency')})",
+        "of the best": f"{_throughput_of_levels()} / on (model, config) group_left () max by (model, config) ({_throughput_of_levels()})",
     }
     by = "max by (model, config, concurrency)"
     level = _of("stopline:concurrency:level")

@@ -68,7 +68,7 @@ def board() -> Dashboard:
     )
     made = made.with_row(row("The answer: which part grew against its own baseline"))
     state = boards.state("latency", "Latency line", legend="latency", height=5)
-    for panel in (state, reasons.latency(width=16, height=5, most=4), _scores(), _guide()):
+    for panel in (state, reasons.latency(width=16, height=5, most=3), _scores(), _guide()):
         made = made.with_panel(panel)
     for panel in (_queue_times(), _step_times(), _cache(), _communication_now(), _mix()):
         made = made.with_panel(panel)

@@ -117,7 +117,7 @@ def _verdict() -> Shown:
     panel = (
         panel.override_by_name("limit", colored(GREEN))
         .override_by_name("knee", colored(BLUE))
-        .override_by_name("best throughput", cells("suffix: tok/s", decimals=0))
+        .override_by_name("best throughput", cells("suffix: tok/s", decimals=0, optional=True))
     )
     for name in ("baseline", "line"):
         panel = panel.override_by_name(name, cells("s", decimals=2, optional=True))
@@ -180,11 +180,14 @@ def _table() -> Shown:
         sort="concurrency",
         descending=False,
     )
-    panel = panel.override_by_name("layout", cells(optional=True))
+    for name in ("layout", "concurrency"):
+        panel = panel.override_by_name(name, cells(optional=True))
     panel = panel.override_by_name("of the line", shares(0.75, 1, 150))
-    panel = panel.override_by_name("of the best", [*cells("percentunit", decimals=0), *gauge_column(BLUE)])
-    panel = panel.override_by_name("P99", cells("s", decimals=2))
-    return panel.override_by_name("throughput", cells("suffix: tok/s", decimals=0))
+    panel = panel.override_by_name(
+        "of the best", [*cells("percentunit", decimals=0, optional=True), *gauge_column(BLUE)]
+    )
+    panel = panel.override_by_name("P99", cells("s", decimals=2, optional=True))
+    return panel.override_by_name("throughput", cells("suffix: tok/s", decimals=0, optional=True))
 
 
 def _where() -> Shown:

@@ -281,9 +281,9 @@ def _cache() -> Shown:
     return (
         lines(
             "KV cache in use",
-            "Of each replica and data-parallel rank, the ten fullest; with the line, at which a queue or evictions mean "
+            "Of each replica and data-parallel rank, the six fullest; with the line, at which a queue or evictions mean "
             "that the cache is what is missing.",
-            query(replica(worst(10, of_model("stopline_kv_cache_usage_ratio"))), "{{replica}} rank {{rank}}"),
+            query(replica(worst(6, of_model("stopline_kv_cache_usage_ratio"))), "{{replica}} rank {{rank}}"),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "line"),
             unit="percentunit",
             empty="cannot be judged: the engine tells no use of its KV cache",
@@ -298,10 +298,10 @@ def _preemptions() -> Shown:
     return (
         lines(
             "Preempted, and waiting",
-            "Requests a second that were preempted, retracted or evicted for lack of KV cache; on the right the requests "
-            "that wait.",
+            "Requests a second that were preempted, retracted or evicted for lack of KV cache, on the six replicas with "
+            "most; on the right the requests that wait.",
             query(
-                replica(worst(10, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
+                replica(worst(6, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
                 "{{replica}}",
             ),
             query(f"sum({of_model('stopline_requests_waiting')})", "waiting, all"),

@@ -327,7 +327,8 @@ def _unjudged() -> str:
 
 def _replicas() -> Shown:
     by = f"max by ({REPLICA})"
-    over = {name: f"{by} ({of('stopline:line:state', line=name)})" for name in _LINES}
+    over = {"worst": f"{by} ({of('stopline:line:state')})"}
+    over |= {name: f"{by} ({of('stopline:line:state', line=name)})" for name in _LINES}
     numbers = {
         "P99": f"{by} ({of_model(_P99)})",
         "baseline": f"{by} ({_BASELINE})",
@@ -338,27 +339,27 @@ def _replicas() -> Shown:
     }
     panel = joined(
         "Each replica",
-        "The three lines on each selected replica, with the values that they are judged by. Click a replica to see it "
-        "alone.",
+        "The three lines on each selected replica, with the values that they are judged by, the worst first. Click a "
+        "replica to see it alone.",
         replica(of("stopline:replica:model", MODEL)),
         [("replica", "replica"), ("model", "model")],
         over | numbers,
         after=[("instance", "instance")],
         empty=boards.UNSEEN,
         height=9,
-        sort="of its line",
+        sort="worst",
     )
     here = (
         "see it alone",
         f"/d/{UID}?${{datasource:queryparam}}&var-instance=${{__data.fields.instance}}&${{__url_time_range}}",
     )
     panel = panel.override_by_name("replica", cells(link=here, width=150))
-    for name in _LINES:
+    for name in over:
         panel = panel.override_by_name(name, cells(mapped=STATES, width=128))
     for name in ("P99", "baseline"):
-        panel = panel.override_by_name(name, cells("s", decimals=2, width=95))
+        panel = panel.override_by_name(name, cells("s", decimals=2, width=95, optional=True))
     panel = panel.override_by_name("of its line", shares(0.75, 1, 100))
-    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=120))
+    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=120, optional=True))
     panel = panel.override_by_name("least free", cells("bytes", decimals=1, width=100, optional=True))
     panel = panel.override_by_name("model", cells(optional=True, width=120))
     panel = panel.override_by_name("instance", cells(hidden=True))

@@ -220,6 +220,22 @@ def test_what_is_recorded_for_boards_is_on_one() -> None:
     assert recorded() - used == set()
 
 
+def test_every_reason_that_the_rules_tell_has_its_words() -> None:
+    """A reason without them would stand there as the number 1."""
+    told = {
+        label: {rule["labels"][label] for rule in rules() if rule.get("record") == record}
+        for label, record in (("cause", "stopline:latency_cause:score"), ("reason", "stopline:memory:over_line"))
+    } | {"kind": set(catalog.ERROR_KINDS)}
+    spoken: dict[str, set[str]] = {label: set() for label in told}
+    for panel in panels(boards()["stopline-lines"]):
+        for target in panel.get("targets", []):
+            if found := re.fullmatch(r"\{\{(\w+)\}\} · replicas: \{\{replicas\}\}", target["legendFormat"]):
+                words = (each["matcher"]["options"] for each in panel["fieldConfig"]["overrides"])
+                spoken[found[1]] = {word.removeprefix("/^").removesuffix(" /") for word in words}
+    assert {label: words - spoken[label] for label, words in told.items()} == {label: set() for label in told}
+    assert all(told.values())
+
+
 def test_what_the_alerts_lead_to_is_a_board() -> None:
     links = {rule["annotations"]["dashboard_url"] for rule in rules() if "alert" in rule}
     (link,) = links

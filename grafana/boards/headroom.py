@@ -112,19 +112,15 @@ def _near() -> str:
 
 def _least() -> Shown:
     least = _by_gpu(f"bottomk(1, {_free_now()})")
-    line = f"on () group_left () {threshold('memory_headroom_bytes', alive(of('stopline:gpu_memory_headroom_bytes')), 'max')}"
+    line = threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max")
     return (
         values(
             "GPU with the least",
             "The GPU with the least free memory, its peaks of the last minute taken off, red below the line for it; and "
             "that line.",
-            query(f"{least} >= {line}", "{{text}}", instant=True),
-            query(f"{least} < {line}", "{{text}}: over", instant=True),
-            query(
-                threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max"),
-                "line",
-                instant=True,
-            ),
+            query(f"{least} >= on () group_left () {line}", "{{text}}", instant=True),
+            query(f"{least} < on () group_left () {line}", "{{text}}: over", instant=True),
+            query(line, "line", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or no sidecar sees a GPU and no dcgm-exporter tells of these pods",
         )

@@ -3,6 +3,7 @@
 Each panel shows *most* reasons at once, those of most replicas.
 """
 
+from exporter.catalog import ERROR_KINDS
 from exporter.live.words import CAUSES
 
 from .board import alerts
@@ -14,19 +15,7 @@ WARNING = of_model("stopline:request_latency_seconds:line", severity="warning")
 SLOW = f"{of_model(P99)} >= on ({REPLICA}, model) {WARNING}"
 """P99 of the replicas that are over their warning line: for others a cause would be that of nothing."""
 _SAID = ("out_of_memory", "cuda", "collective", "engine_dead")
-_ERRORS = (
-    *_SAID,
-    "phase_dead",
-    "silent",
-    "stalled",
-    "ratio",
-    "timeout",
-    "connection",
-    "hang",
-    "rejected",
-    "server_error",
-    "other",
-)
+_ERRORS = (*ERROR_KINDS, "phase_dead", "silent", "stalled", "ratio")
 
 
 def latency(*, width: int, height: int, most: int) -> Shown:

@@ -175,7 +175,8 @@ def _latency_of(evidence: Evidence, model: str) -> Verdict:
     if few < limits.min_requests:
         return replace(
             verdict,
-            says=f"Too few requests: {few} within half an hour, {limits.min_requests:g} are needed.",
+            says=f"Too few requests: {few} {_during(evidence, SLOW, 'within half an hour')}, "
+            f"{limits.min_requests:g} are needed.",
             remedy="Nothing to do: it is judged as soon as there are enough.",
         )
     if p99 is None:

@@ -271,6 +271,8 @@ def test_nothing_is_said_of_the_time_before_it_looked(watched: float, errors: st
     latency, found, _ = judge(evidence(readings=PAGE | LOG, watched=watched))
     assert (found.state, found.says) == ("ok", f"None {errors}.")
     assert (latency.state, latency.says) == ("unknown", f"No request has ended {requests}.")
+    few = judge(evidence(spread={"m": (3.0, 19)}, baselines=TWO_SECONDS, watched=watched))[0]
+    assert few.says == f"Too few requests: 19 {requests.replace('the last half', 'half an')}, 20 are needed."
 
 
 def test_a_source_that_misses_one_poll_is_still_read() -> None:

@@ -154,8 +154,8 @@ class Moments:
 class History:
     """Takes note of the *store* every step, as *tick* waits. *gauges* are all that are exported.
 
-    *pace* divides the length of a step and of what is kept: rules with shorter windows are tested with it. *noted* is
-    called after every step.
+    *began* is the clock's time since which it looks. *pace* divides the length of a step and of what is kept: rules
+    with shorter windows are tested with it. *noted* is called after every step.
     """
 
     def __init__(
@@ -176,6 +176,7 @@ class History:
         self._kept = deque[Moment](maxlen=round(KEPT_SECONDS / STEP_SECONDS) + 1)
         self._models = set[str]()
         self._keys: dict[Any, Any] = {}
+        self.began = clock()
         self.step = STEP_SECONDS / pace
         self.noted: list[Callable[[Moments, Gauges], None]] = []
         self._before = self._totals()

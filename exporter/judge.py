@@ -68,7 +68,8 @@ class Evidence:
 
     *calm* is how many calm requests of each model were seen; *gpus* is what GPUs told within two minutes;
     *last_success* and *last_error* are Unix times by source and by kind. *answers_told* and *work_told* say that this
-    engine tells of answered requests, and of tokens or steps, at all; *served*, that it was up once.
+    engine tells of answered requests, and of tokens or steps, at all; *served*, that it was up once. Of what was more
+    than *watched* seconds ago nothing is known.
     """
 
     moments: Moments
@@ -85,6 +86,7 @@ class Evidence:
     answers_told: bool = True
     work_told: bool = True
     served: bool = True
+    watched: float = math.inf
     pace: float = 1.0
 
     @property
@@ -136,7 +138,7 @@ def _latency(evidence: Evidence) -> Verdict:
         return _unknown(silent, _not_up(evidence))
     if not evidence.phase:
         return replace(silent, says="No engine is watched.", remedy="Give engine.url and log.paths.")
-    says = "No request has ended within the last half hour."
+    says = f"No request has ended {_during(evidence, SLOW, 'within the last half hour')}."
     return replace(silent, says=says, remedy="Nothing to do if nobody asks; else see the sources below.")
 
 
@@ -159,7 +161,7 @@ def _latency_of(evidence: Evidence, model: str) -> Verdict:
     verdict = replace(
         verdict, threshold=line, warning=warning, baseline=base.seconds, baseline_source=base.source, says=""
     )
-    tripped, rising = _over(evidence, model, line), _rising(evidence, model, line, warning)
+    tripped, rising = _over(evidence, model, line), evidence.up and _rising(evidence, model, line, warning)
     if tripped or rising:
         value = p99 if p99 is not None else evidence.quantile(model, 0.99, SLOW) or 0.0
         times = f"P99 is {value / base.seconds:.1f} times its baseline"
@@ -176,7 +178,8 @@ def _latency_of(evidence: Evidence, model: str) -> Verdict:
     if few < limits.min_requests:
         return replace(
             verdict,
-            says=f"Too few requests: {few} within half an hour, {limits.min_requests:g} are needed.",
+            says=f"Too few requests: {few} {_during(evidence, SLOW, 'within half an hour')}, "
+            f"{limits.min_requests:g} are needed.",
             remedy="Nothing to do: it is judged as soon as there are enough.",
         )
     if p99 is None:
@@ -334,9 +337,8 @@ def _errors(evidence: Evidence) -> Verdict:
             reasons=(*sorted(kind for kind, at in evidence.last_error.items() if at in since),),
             alert="StoplineErrorsAppeared",
         )
-    if not any(r.origin == "log" for r in evidence.readings.values()):
-        return replace(verdict, state="ok", says="None within an hour, by the page alone: no log is read.")
-    return replace(verdict, state="ok", says="None within an hour.")
+    alone = "" if any(r.origin == "log" for r in evidence.readings.values()) else ", by the page alone: no log is read"
+    return replace(verdict, state="ok", says=f"None {_during(evidence, _APPEARED, 'within an hour')}{alone}.")
 
 
 def _recent(evidence: Evidence) -> dict[str, float]:
@@ -584,6 +586,16 @@ def _kv_full(evidence: Evidence) -> bool:
 def gib(value: float) -> str:
     """Bytes for a person, never apart at the end of a line."""
     return f"{value / 2**30:.1f}\u00a0GiB"
+
+
+def _during(evidence: Evidence, window: float, phrase: str) -> str:
+    """*phrase*, which names the *window*; or since when Stopline looks, where that is shorter."""
+    watched = evidence.watched * evidence.pace
+    if watched >= window:
+        return phrase
+    minutes = int(watched // 60)
+    ago = f"{minutes} minute{'s' if minutes > 1 else ''} ago" if minutes else "less than a minute ago"
+    return f"since Stopline started {ago}"
 
 
 def _sentence(text: str) -> str:

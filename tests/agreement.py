@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise, takewhile
 from pathlib import Path
-from typing import Any
 
 import yaml
 from incidents import EVERY, SHORTER, Scenario
-from replay import Replica, evaluate
+from replay import Replica, evaluate, thin_out
 from rules import generate
 
 from exporter.judge import Verdict, judge
@@ -78,8 +77,7 @@ def compare(watched: Sequence[Watched], directory: Path) -> tuple[list[Apart], s
     rules = directory / "fast.yaml"
     needed = [group for group in groups if not NOT_NEEDED.search(group["name"])]
     for group in needed:
-        if group["name"] == "stopline-increases":
-            _thin_out(group)
+        thin_out(group, EVERY)
     rules.write_text(yaml.dump({"groups": needed}))
     moments = sorted({at for each in watched for at in each.said})
     asked = {"stopline:tripped": moments, "stopline:judged": moments}
@@ -109,13 +107,6 @@ def compare(watched: Sequence[Watched], directory: Path) -> tuple[list[Apart], s
                 found = _apart(one[UNKNOWN], [other[UNKNOWN], other[OVER]], own, LATE[UNKNOWN])
                 apart += [Apart(each.scenario.name, line, UNKNOWN, at, by) for at in found]
     return apart, {line for (_, line), values in told["stopline:tripped"].items() if any(values.values())}
-
-
-def _thin_out(group: dict[str, Any]) -> None:
-    """promtool evaluates every group at every step, so increases that are added up later would count many times."""
-    (interval,) = re.findall(r"^(\d+)ms$", group["interval"])
-    for rule in group["rules"]:
-        rule["expr"] = f"({rule['expr']}) * {EVERY * 1000:g} / {interval}"
 
 
 def _apart(

@@ -15,13 +15,16 @@ SHOWN = f"{1_800 / PACE:.0f}s"
 
 # Where a query gives nothing: in which of the two states, and why that is right.
 SILENT = {
+    "headroom / GPU with the least / {{text}}": "trouble: it is below the line",
+    "headroom / GPU with the least / {{text}}: over": "quiet: none is below it",
+    "headroom / KV cache / used": "trouble: it is over the line",
+    "headroom / KV cache / used: over": "quiet: it is not",
     "headroom / ${gpu:text} / share limit": "quiet and trouble: these engines take their memory when they start",
     "lines / Errors: how many, of what share / last error ago": "quiet: there was none",
     "lines / Errors of the last five minutes, by kind / {{kind}}": "quiet: there was none",
-    "lines / Memory: what is left / {{reason}}": "quiet: none is over",
-    "lines / Latency: P99, its baseline and its line / cause: {{cause}}": "quiet: none is slow",
+    "lines / Memory: what is left / least free": "trouble: it is over",
+    "lines / Memory: what is left / least free: over": "quiet: it is not",
     "lines / Values left out / {{family}}": "quiet and trouble: nothing was left out",
-    "why / What explains the growth / {{cause}}": "quiet: none is slow",
     "why / 1  Do requests wait? / explains": "quiet: none is slow",
 }
 
@@ -131,19 +134,55 @@ def test_the_three_lines_are_what_happened_to_each_replica(story: tuple[fleet.St
     assert quiet == dict.fromkeys(STATES, (0, 0, 0)) | {"plain-0": (2, 0, 0)}  # nothing was asked of it: no baseline
 
 
-def test_the_causes_are_those_that_were_made(story: tuple[fleet.Story, str]) -> None:
+WHY = {  # of latency, errors and memory; nothing where the line is not judged
+    "hy3-0": ("calm", "calm", "calm"),
+    "hy3-latency": ("step", "calm", "calm"),
+    "hy3-errors": ("", "cuda engine_dead", ""),
+    "hy3-memory": ("calm", "calm", "growth headroom"),
+    "queue-0": ("queue", "calm", "calm"),
+    "cache-0": ("kv_cache", "calm", "kv_cache"),
+    "ring-0": ("communication experts", "calm", "calm"),
+    "unseen-0": ("", "", ""),
+    "plain-0": ("", "stalled", "calm"),
+    "fp8-tp8": ("calm", "calm", "calm"),
+    "fp8-tp4": ("calm", "calm", "calm"),
+}
+
+
+def test_why_a_line_is_reached_is_what_was_done_to_each_replica(story: tuple[fleet.Story, str]) -> None:
     told, address = story
-    target = _the("why", "Cause", "{{cause}}")
+    asked = [
+        (_the("lines", title, f"{{{{{label}}}}} · replicas: {{{{replicas}}}}"), label)
+        for title, label in (
+            ("Latency: why", "cause"),
+            ("Errors: of what kind", "kind"),
+            ("Memory: what is over", "reason"),
+        )
+    ]
     shown = {
-        pod: {labels["cause"] for labels, _ in ask(address, target, told.end - 1, **_one(pod))}
-        for pod in ("hy3-latency", "queue-0", "cache-0", "hy3-0")
+        pod: tuple(
+            " ".join(sorted(labels[label] for labels, _ in ask(address, target, told.end - 1, **_one(pod))))
+            for target, label in asked
+        )
+        for pod in WHY
     }
-    assert shown == {
-        "hy3-latency": {"step"},
-        "queue-0": {"queue"},
-        "cache-0": {"kv_cache"},
-        "hy3-0": {"none is slow"},
-    }
+    assert shown == WHY
+    for n, (target, label) in enumerate(asked):
+        reasons = " ".join(each[n] for each in WHY.values()).replace("calm", "").split()
+        shown = {labels[label]: int(labels["replicas"]) for labels, _ in ask(address, target, told.end - 1)}
+        assert len(shown) == 2, "of the whole fleet the two that most have"
+        assert shown == {reason: reasons.count(reason) for reason in shown}
+
+
+def test_a_gpu_is_at_its_line_when_the_memory_line_is_reached_by_it(story: tuple[fleet.Story, str]) -> None:
+    told, address = story
+    (target,) = (t for t in boards.targets() if t.panel.startswith("Each GPU") and t.ref == "B")
+    for moment in (told.quiet, told.end - 1):
+        over = fleet.ask(address, "query", query='stopline:memory:over_line{reason!="kv_cache"}', time=moment)["result"]
+        found = ask(address, target, moment)
+        assert {labels["pod"] for labels, value in found if value >= 1} == {one["metric"]["pod"] for one in over}
+    leaking = {labels["gpu"]: labels["measure"] for labels, value in found if labels["pod"] == "hy3-memory"}
+    assert leaking == dict.fromkeys("01234567", "growth")
 
 
 def test_what_is_shown_is_what_the_engines_did(story: tuple[fleet.Story, str]) -> None:
@@ -157,15 +196,19 @@ def test_what_is_shown_is_what_the_engines_did(story: tuple[fleet.Story, str]) -
 
     leak, slow, full = replicas["hy3-memory"].engine, replicas["hy3-latency"].engine, replicas["cache-0"].engine
     free = leak.config.gpu_memory_bytes - leak.gpu_memory_used_bytes
-    assert shown("headroom", "GPU with the least", "free", "hy3-memory") == pytest.approx(free, rel=0.05)
-    assert shown("lines", "Memory: what is left", "least free", "hy3-memory") == pytest.approx(free, rel=0.05)
+    below = "{{text}}: over"
+    assert shown("headroom", "GPU with the least", below, "hy3-memory") == pytest.approx(free, rel=0.05)
+    assert shown("lines", "Memory: what is left", "least free: over", "hy3-memory") == pytest.approx(free, rel=0.05)
     assert free < 2**30
     weights = leak.config.weights_bytes
     assert shown("headroom", "${gpu:text}", "weights", "hy3-memory") == pytest.approx(weights, rel=0.01)
     assert shown("why", "2  Is the step slower?", "times", "hy3-latency") == pytest.approx(3, rel=0.2)
     assert shown("why", "Running and waiting", "places", "hy3-latency") == slow.config.max_running_requests
     assert (
-        shown("headroom", "KV cache", "used", "cache-0") > 0.95 > 0.5 > shown("headroom", "KV cache", "used", "hy3-0")
+        shown("headroom", "KV cache", "used: over", "cache-0")
+        > 0.95
+        > 0.5
+        > shown("headroom", "KV cache", "used", "hy3-0")
     )
     assert shown("headroom", "For lack of KV cache", "preempted in 5 min", "cache-0") > 0
     assert shown("why", "Running and waiting", "running", "cache-0") <= full.config.max_running_requests

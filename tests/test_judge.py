@@ -1,5 +1,6 @@
 """The live page judges as Prometheus' rules do: the same incidents, the same moments, the same lines."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -198,6 +199,13 @@ def test_of_an_engine_that_is_gone_no_number_stays_and_memory_is_not_calm() -> N
     assert (latency.state, latency.value, memory.state, memory.value) == ("unknown", None, "unknown", None)
 
 
+def test_what_rose_before_the_engine_died_cannot_be_judged_any_more() -> None:
+    risen = evidence(spread={"m": (3.4, 20)}, baselines=TWO_SECONDS)
+    (was,) = risen.moments.all
+    gone = Moments([replace(was, up=False, phase="dead")], lambda _: catalog.geometric(0.001, 600, 1.15))
+    assert [judge(each)[0].state for each in (risen, replace(risen, moments=gone))] == ["rising", "unknown"]
+
+
 def test_memory_that_a_dead_engine_left_free_is_no_calm() -> None:
     given = evidence(**gpu(90), was=Moment(1000.0, False, "dead"))
     memory = judge(given)[2]
@@ -294,6 +302,24 @@ def test_requests_that_end_while_nothing_comes_out_of_the_engine(also, state: st
     was = Moment(1000.0, True, "serving", counted=MANY_GAVE_UP | also, running=0, waiting=0)
     errors = judge(evidence(readings=PAGE | LOG, was=was))[1]
     assert (errors.state, errors.says) == (state, says)
+
+
+@pytest.mark.parametrize(
+    ("watched", "errors", "requests"),
+    [
+        (12.0, "since Stopline started less than a minute ago", "since Stopline started less than a minute ago"),
+        (60.0, "since Stopline started 1 minute ago", "since Stopline started 1 minute ago"),
+        (1799.0, "since Stopline started 29 minutes ago", "since Stopline started 29 minutes ago"),
+        (3599.0, "since Stopline started 59 minutes ago", "within the last half hour"),
+        (3600.0, "within an hour", "within the last half hour"),
+    ],
+)
+def test_nothing_is_said_of_the_time_before_it_looked(watched: float, errors: str, requests: str) -> None:
+    latency, found, _ = judge(evidence(readings=PAGE | LOG, watched=watched))
+    assert (found.state, found.says) == ("ok", f"None {errors}.")
+    assert (latency.state, latency.says) == ("unknown", f"No request has ended {requests}.")
+    few = judge(evidence(spread={"m": (3.0, 19)}, baselines=TWO_SECONDS, watched=watched))[0]
+    assert few.says == f"Too few requests: 19 {requests.replace('the last half', 'half an')}, 20 are needed."
 
 
 def test_a_source_that_misses_one_poll_is_still_read() -> None:

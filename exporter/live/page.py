@@ -15,7 +15,7 @@ import msgspec
 
 from exporter import catalog
 from exporter.history import STEP_SECONDS
-from exporter.judge import Verdict
+from exporter.judge import FAST, Verdict
 from exporter.live import pictures, words
 from exporter.live.markup import Html, join, tag
 from exporter.live.state import LEVEL_NEEDS, SHOWN_SECONDS, Capacity, Gpu, Source, State
@@ -216,11 +216,12 @@ def _errors(verdict: Verdict, state: State) -> Iterator[Html]:
     if verdict.value is None:
         yield _big("?", "errors are not seen")
         return
-    yield _big(f"{verdict.value:g}", "within five minutes")
+    known = max(state.past.seconds_ago, default=0.0) + STEP_SECONDS
+    yield _big(f"{verdict.value:g}", "within five minutes" if known >= FAST else "since Stopline started")
     total = sum(state.past.errors)
     label = f"Errors of the last 15 minutes: {total:g}"
     yield pictures.bars(state.past.seconds_ago, state.past.errors, STEP_SECONDS, SHOWN_SECONDS, label)
-    yield _numbers(("line", "any error"), ("within 15 min", f"{total:g}"))
+    yield _numbers(("line", "any error"), ("within 15 min" if known >= SHOWN_SECONDS else "in all", f"{total:g}"))
 
 
 def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
@@ -252,7 +253,7 @@ def _memory(verdict: Verdict, state: State) -> Iterator[Html]:
     rows = [("line", f"{short_gib(line)} free"), ("free", short_gib(value))]
     if grown is not None:
         rows.append(("above rest", short_gib(max(0.0, grown))))
-    if room:
+    if room and verdict.state != "tripped":
         rows.append(("effective headroom", short_gib(min(room))))
     if state.engine.kv_usage_ratio is not None:
         rows.append(("KV cache", f"{state.engine.kv_usage_ratio:.0%} in use"))
@@ -301,7 +302,7 @@ def _gpus(gpus: tuple[Gpu, ...], state: State) -> Iterator[Html]:
         return
     if not state.engine.up:
         yield tag("p", "The engine is not up: what is free now is not what it leaves free.", class_="lost")
-    yield tag("ul", *map(_gpu, gpus), class_="gpus")
+    yield tag("ul", *(_gpu(gpu, up=state.engine.up) for gpu in gpus), class_="gpus")
     legend = [
         tag(
             "li",
@@ -324,7 +325,8 @@ def _gpus(gpus: tuple[Gpu, ...], state: State) -> Iterator[Html]:
     yield tag("ul", *legend, class_="legend", aria_label="Legend")
 
 
-def _gpu(gpu: Gpu) -> Html:
+def _gpu(gpu: Gpu, *, up: bool) -> Html:
+    """What is free of an engine that is not *up* is no room; and where the line is reached, only that is said."""
     name = tag("h3", f"GPU {gpu.gpu}")
     if gpu.total_bytes is None or gpu.used_bytes is None:
         why = "does not tell its memory" if gpu.up else "does not answer: it is lost, or the driver hangs"
@@ -336,12 +338,15 @@ def _gpu(gpu: Gpu) -> Html:
     told = [f"{_SEGMENTS.get(part, part)} {short_gib(amount)}" for part, amount in parts if amount]
     told += [f"{_MARKS[mark]} {short_gib(amount)}" for mark, amount in marks if amount is not None]
     room = gpu.effective_headroom_bytes
-    text = tag(
-        "span",
-        tag("b", short_gib(free)),
-        " free",
-        f" · {short_gib(room)} effective headroom" if room is not None else None,
-    )
+    if gpu.over_bytes:
+        text = tag(
+            "span", f"{short_gib(free)} free · ", tag("b", f"{short_gib(gpu.over_bytes)} over its line"), class_="over"
+        )
+    elif not up:
+        text = tag("span", f"{short_gib(gpu.used_bytes)} held while the engine is not up")
+    else:
+        effective = f" · {short_gib(room)} effective headroom" if room is not None else None
+        text = tag("span", tag("b", short_gib(free)), " free", effective)
     picture = pictures.stack(
         parts,
         gpu.total_bytes,

@@ -51,7 +51,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU's memory in bytes. The parts add up to *used_bytes*; *limit_bytes* is where the memory line is."""
+    """One GPU's memory in bytes. The parts add up to *used_bytes*; *limit_bytes* is where the memory line is.
+
+    *over_bytes* is how far it is beyond that, by its use or its peak, whichever the line's rule goes by; else 0.
+    """
 
     gpu: str
     uuid: str
@@ -65,6 +68,7 @@ class Gpu:
     effective_headroom_bytes: float | None = None
     limit_bytes: float | None = None
     parts_bytes: Mapping[str, float] = field(default_factory=dict)
+    over_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,7 @@ class Live:
             answers_told=any(o == "ok" for _, o in store.counters[catalog.REQUESTS]) or bool(models),
             work_told=bool(store.counters.get(catalog.TOKENS) or store.histograms.get(catalog.STEP_LATENCY)),
             served=self._served,
+            watched=moments.all[-1].at - self._history.began,
             pace=self._pace,
         )
 
@@ -327,13 +332,16 @@ def _gpus(gauges: Gauges, config: Config) -> list[Gpu]:
     for labels, up in sorted(gauges.get(catalog.GPU_UP, {}).items(), key=lambda item: (len(item[0][0]), item[0])):
         of = {family: gauges.get(family, {}).get(labels) for family in (*_GPU, catalog.GPU_EFFECTIVE)}
         total, free, plateau = of[catalog.GPU_TOTAL], of[catalog.GPU_HEADROOM], of[catalog.GPU_PLATEAU]
-        ends = []
-        if total is not None:
-            ends.append(total - limits.memory_headroom_bytes)
-            if reserves == 0:
-                ends.append(total * limits.memory_used_ratio)
-        if plateau is not None and reserves != 0:
-            ends.append(plateau + limits.memory_growth_bytes)
+        used = of[catalog.GPU_USED]
+        ends = []  # where each rule of the line is, and how far it is reached
+        if used is not None:
+            peak = max(used, of[catalog.GPU_PEAK] or 0.0)
+            if free is not None:
+                ends.append((used + free - limits.memory_headroom_bytes, peak))
+            if total is not None and reserves == 0:
+                ends.append((total * limits.memory_used_ratio, peak))
+            if plateau is not None and reserves != 0:
+                ends.append((plateau + limits.memory_growth_bytes, used))
         parts = gauges.get(catalog.GPU_PART, {})
         found.append(
             Gpu(
@@ -342,13 +350,14 @@ def _gpus(gauges: Gauges, config: Config) -> list[Gpu]:
                 names.get((labels[0], labels[1]), ""),
                 up=up == 1.0,
                 total_bytes=total,
-                used_bytes=of[catalog.GPU_USED],
+                used_bytes=used,
                 free_bytes=free,
                 peak_bytes=of[catalog.GPU_PEAK],
                 plateau_bytes=plateau,
                 effective_headroom_bytes=of[catalog.GPU_EFFECTIVE],
-                limit_bytes=min(ends, default=None),
+                limit_bytes=min((end for end, _ in ends), default=None),
                 parts_bytes={part: parts[*labels, part] for part in _PARTS if (*labels, part) in parts},
+                over_bytes=max((reached - end for end, reached in ends if reached > end), default=0.0),
             )
         )
     return found

@@ -64,6 +64,11 @@ def _of(name: str) -> str:
     return f"({matching(name, MODEL, _CONFIG)} and on (config) {ran})"
 
 
+def _throughput_of_levels() -> str:
+    """Of the levels that had enough requests for a P99, so that bars and their best are of the same ones."""
+    return f"({_of('stopline:throughput:by_concurrency')} and on (model, config, concurrency) {_of('stopline:concurrency:level')})"
+
+
 def _named(expression: str) -> str:
     """With a label `name`: how the model is split, and the short hash of the whole configuration."""
     layout = matching("stopline:config:layout")
@@ -78,8 +83,8 @@ def _numbered(expression: str) -> str:
 
 
 def _knee() -> str:
-    best = f"max by (model, config) ({_of('stopline:throughput:by_concurrency')})"
-    near = f"{_of('stopline:throughput:by_concurrency')} >= on (model, config) group_left () {_KNEE} * {best}"
+    best = f"max by (model, config) ({_throughput_of_levels()})"
+    near = f"{_throughput_of_levels()} >= on (model, config) group_left () {_KNEE} * {best}"
     reached = (
         f"min by (model, config) ({_of('stopline:concurrency:level')} and on (model, config, concurrency) ({near}))"
     )
@@ -90,7 +95,7 @@ def _verdict() -> Shown:
     asked = {
         "limit": _of("stopline:concurrency_limit"),
         "knee": _knee(),
-        "best throughput": f"max by (model, config) ({_of('stopline:throughput:by_concurrency')})",
+        "best throughput": f"max by (model, config) ({_throughput_of_levels()})",
         "baseline": _of("stopline:request_latency_seconds:p99_baseline"),
         "line": f"max by (model, config) ({_of('stopline:concurrency:line')})",
         "first over": _of("stopline:concurrency:first_over"),
@@ -106,19 +111,19 @@ def _verdict() -> Shown:
         [("layout", "layout"), ("model", "model"), ("config", "configuration")],
         {head: f"{by} ({each})" for head, each in asked.items()},
         empty=_LEARNING,
-        height=6,
+        height=5,
         sort="best throughput",
     ).decimals(0)
     panel = (
         panel.override_by_name("limit", colored(GREEN))
         .override_by_name("knee", colored(BLUE))
-        .override_by_name("best throughput", cells("suffix: tok/s", decimals=0))
+        .override_by_name("best throughput", cells("suffix: tok/s", decimals=0, optional=True))
     )
     for name in ("baseline", "line"):
         panel = panel.override_by_name(name, cells("s", decimals=2, optional=True))
-    for name in ("layout", "limit", "knee", "first over", "calm requests"):
-        panel = panel.override_by_name(name, cells(optional=True))
-    return panel
+    for name, width in (("limit", 90), ("knee", 90), ("first over", 110), ("calm requests", 130)):
+        panel = panel.override_by_name(name, cells(optional=True, width=width))
+    return panel.override_by_name("layout", cells(optional=True, width=130))
 
 
 def _latency() -> Shown:
@@ -137,16 +142,16 @@ def _latency() -> Shown:
         unit="s",
         empty=_LEARNING,
         columns="name",
-    ).decimals(1)
+    )
 
 
 def _throughput() -> Shown:
     return levels(
         "Throughput by concurrency",
-        "Tokens of answers a second while the engine held so many requests, of the last day. Where doubling the "
-        "concurrency adds little, the knee is passed.",
+        "Tokens of answers a second while the engine held so many requests, of the last day; levels with 100 requests or "
+        "more. Where doubling the concurrency adds little, the knee is passed.",
         query(
-            _numbered(_named(f"max by (model, config, concurrency) ({_of('stopline:throughput:by_concurrency')})")),
+            _numbered(_named(f"max by (model, config, concurrency) ({_throughput_of_levels()})")),
             rows=True,
         ),
         unit="suffix: tok/s",
@@ -158,9 +163,9 @@ def _throughput() -> Shown:
 def _table() -> Shown:
     asked = {
         "P99": _of("stopline:request_latency_seconds:p99_by_concurrency"),
-        "throughput": _of("stopline:throughput:by_concurrency"),
+        "throughput": _throughput_of_levels(),
         "of the line": f"{_of('stopline:request_latency_seconds:p99_by_concurrency')} / on (model, config) group_left () {_of('stopline:concurrency:line')}",
-        "of the best": f"{_of('stopline:throughput:by_concurrency')} / on (model, config) group_left () max by (model, config) ({_of('stopline:throughput:by_concurrency')})",
+        "of the best": f"{_throughput_of_levels()} / on (model, config) group_left () max by (model, config) ({_throughput_of_levels()})",
     }
     by = "max by (model, config, concurrency)"
     level = _of("stopline:concurrency:level")
@@ -175,11 +180,14 @@ def _table() -> Shown:
         sort="concurrency",
         descending=False,
     )
-    panel = panel.override_by_name("layout", cells(optional=True))
+    for name in ("layout", "concurrency"):
+        panel = panel.override_by_name(name, cells(optional=True))
     panel = panel.override_by_name("of the line", shares(0.75, 1, 150))
-    panel = panel.override_by_name("of the best", [*cells("percentunit", decimals=0), *gauge_column(BLUE)])
-    panel = panel.override_by_name("P99", cells("s", decimals=2))
-    return panel.override_by_name("throughput", cells("suffix: tok/s", decimals=0))
+    panel = panel.override_by_name(
+        "of the best", [*cells("percentunit", decimals=0, optional=True), *gauge_column(BLUE)]
+    )
+    panel = panel.override_by_name("P99", cells("s", decimals=2, optional=True))
+    return panel.override_by_name("throughput", cells("suffix: tok/s", decimals=0, optional=True))
 
 
 def _where() -> Shown:

@@ -3,9 +3,9 @@
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from . import board as boards
+from . import reasons
 from .panels import (
     AMBER,
-    BLUE,
     GREEN,
     GREY,
     RED,
@@ -13,18 +13,19 @@ from .panels import (
     Shown,
     cells,
     color,
-    gauge_column,
+    from_value,
     joined,
     limit,
     line,
     lines,
+    nearness,
     query,
     right,
     row,
     stacked,
     values,
 )
-from .promql import RATE, REPLICA, alive, how_many, labelled, of, of_model, replica, threshold, worst
+from .promql import RATE, REPLICA, RULES_WINDOW, alive, how_many, labelled, of, of_model, replica, threshold, worst
 
 UID = boards.HEADROOM
 UNSEEN = "cannot be judged: no sidecar sees a GPU, and no dcgm-exporter tells of these pods"
@@ -53,12 +54,13 @@ def board() -> Dashboard:
         )
     )
     made = made.with_row(row("Now"))
-    state = boards.state("memory", "Memory line", legend="memory", width=6)
-    for panel in (state, _least(), _kv(), _evicted()):
+    state = boards.state("memory", "Memory line", legend="memory", height=5)
+    for panel in (state, reasons.memory(width=16, height=5, most=3), _least(), _lost(), _kv(), _evicted()):
         made = made.with_panel(panel)
+    made = made.with_row(row("Each GPU: how near it is to its line"))
     made = made.with_panel(_table())
     made = made.with_row(row("Over time"))
-    for panel in (_effective(), _free(), _cache(), _preemptions(), _growth(), _utilization()):
+    for panel in (_free(), _growth(), _effective(), _cache(), _preemptions(), _utilization()):
         made = made.with_panel(panel)
     made = made.with_row(row("Each GPU: what its memory holds"))
     return made.with_panel(_stack())
@@ -78,38 +80,78 @@ def _grown() -> str:
     return alive(f"({used} - on ({_GPU}) {rest})")
 
 
+def _free_now() -> str:
+    return alive(_gpu("stopline:gpu_memory_headroom_bytes"))
+
+
+def _line(name: str) -> str:
+    return of("stopline:threshold:latest", line=name)
+
+
+_AS_NEEDED = f"on ({REPLICA}) {of('stopline_engine_preallocates_memory')} == 0"
+"""Of engines that take their memory as they need it; of others much use is the resting state."""
+
+
+def _near() -> str:
+    """How near each GPU is to its line, 1 there, by what it is nearest by: the label `measure`.
+
+    The same three rules as those of stopline:memory:over_line; the line's share of what is free is 1 where it is all.
+    """
+    each = f"on ({REPLICA}) group_left ()"
+    found = {
+        "what is free": f"1 / (clamp_min({_free_now()}, 1) / {each} {_line('memory_headroom_bytes')})",
+        "growth": f"clamp_min({_grown()} / {each} {_line('memory_growth_bytes')} unless {_AS_NEEDED}, 0)",
+        "share in use": f"{alive(_gpu('stopline:gpu_memory_used_ratio'))} / {each} {_line('memory_used_ratio')} and {_AS_NEEDED}",
+    }
+    measured = (labelled(f"max by ({_GPU}) ({expression})", measure=measure) for measure, expression in found.items())
+    return f"topk by ({_GPU}) (1, {' or '.join(measured)})"
+
+
 # now
 
 
 def _least() -> Shown:
+    least = _by_gpu(f"bottomk(1, {_free_now()})")
+    line = threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max")
     return (
         values(
             "GPU with the least",
-            "The least free memory of a GPU, its peaks of the last minute taken off; the line for it; and the least "
-            "effective headroom: free memory and the unused part of the KV cache together.",
-            query(f"min({alive(_gpu('stopline:gpu_memory_headroom_bytes'))})", "free", instant=True),
-            query(
-                threshold("memory_headroom_bytes", alive(of("stopline:gpu_memory_headroom_bytes")), "max"),
-                "line",
-                instant=True,
-            ),
-            query(f"min({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})", "effective", instant=True),
+            "The GPU with the least free memory, its peaks of the last minute taken off, red below the line for it; and "
+            "that line.",
+            query(f"{least} >= on () group_left () {line}", "{{text}}", instant=True),
+            query(f"{least} < on () group_left () {line}", "{{text}}: over", instant=True),
+            query(line, "line", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or no sidecar sees a GPU and no dcgm-exporter tells of these pods",
-            width=6,
         )
         .decimals(1)
-        .override_by_name("line", [color(RED)])
+        .override_by_regexp("/: over$/", [color(RED)])
+        .override_by_name("line", [color(GREY)])
     )
 
 
+def _lost() -> Shown:
+    told = _gpu("stopline_gpu_up")
+    return values(
+        "GPUs",
+        "How many GPUs are seen, and how many of them do not answer any more.",
+        query(f"count({told})", "seen", instant=True),
+        query(how_many(f"{told} == 0", told), "lost", instant=True),
+        unit="short",
+        empty="cannot be judged: no sidecar sees a GPU",
+        width=4,
+    ).override_by_name("lost", from_value(1, RED))
+
+
 def _kv() -> Shown:
+    most, missed = f"max({of('stopline:kv_cache_usage_ratio:max')})", f"on () count({of('stopline:kv_cache:full')})"
     return (
         values(
             "KV cache",
-            "Of the fullest one: how full it was in the last two minutes, and the line, which counts once requests wait "
-            "or are evicted; and how many tokens the smallest holds.",
-            query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "used", instant=True),
+            "Of the fullest one: how full it was in the last two minutes, red once it is over the line and requests wait "
+            "or are evicted; that line; and how many tokens the smallest holds.",
+            query(f"{most} unless {missed}", "used", instant=True),
+            query(f"{most} and {missed}", "used: over", instant=True),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "line", instant=True),
             query(
                 f"min({of_model('stopline_kv_cache_capacity_tokens')}) "
@@ -122,7 +164,8 @@ def _kv() -> Shown:
             width=6,
         )
         .decimals(0)
-        .override_by_name("line", [color(RED)])
+        .override_by_name("used: over", [color(RED)])
+        .override_by_name("line", [color(GREY)])
         .override_by_name("tokens", cells("short", decimals=0))
     )
 
@@ -146,58 +189,69 @@ def _evicted() -> Shown:
 
 def _table() -> Shown:
     asked = {
-        "used": f"max by ({_GPU}) ({_gpu('stopline:gpu_memory_used_ratio')})",
-        "free": f"min by ({_GPU}) ({alive(_gpu('stopline:gpu_memory_headroom_bytes'))})",
-        "effective": f"min by ({_GPU}) ({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})",
-        "at rest": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_plateau_bytes')})",
+        "of its line": _near(),
+        "free": f"min by ({_GPU}) ({_free_now()})",
         "grown by": f"max by ({_GPU}) ({_grown()})",
+        "at rest": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_plateau_bytes')})",
         "peak, 60 s": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_used_peak_bytes')})",
         "total": f"max by ({_GPU}) ({_gpu('stopline_gpu_memory_total_bytes')})",
+        "free + KV free": f"min by ({_GPU}) ({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})",
     }
     panel = joined(
-        "Each GPU",
-        "Memory of each GPU or MIG instance. Of an engine that takes its memory when it starts, much use is its resting "
-        "state, and what it has grown by since is what counts.",
+        "Each GPU, the nearest to its line first",
+        "Memory of each GPU or MIG instance. At 100 % of its line a GPU trips the memory line: by what is free, by what "
+        "it has grown by since the start (of an engine that takes its memory when it starts), or by the share in use (of "
+        "any other). The last column adds the unused part of the KV cache to what is free: room for requests, but none "
+        "for what grows beside the cache.",
         replica(f"max by ({_GPU}, name, mig) ({_gpu('stopline_gpu_info')})"),
-        [("replica", "replica"), ("gpu", "GPU"), ("name", "device"), ("mig", "MIG")],
+        [
+            ("replica", "replica"),
+            ("gpu", "GPU"),
+            ("name", "device"),
+            ("mig", "MIG"),
+            ("measure", "measured by"),
+        ],
         asked,
         after=[("uuid", "uuid")],
         unit="bytes",
         empty=UNSEEN,
-        height=9,
-        sort="free",
-        descending=False,
+        height=11,
+        sort="of its line",
     ).decimals(1)
-    panel = panel.override_by_name("used", [*cells("percentunit", decimals=0, width=150), *gauge_column(BLUE)])
+    panel = panel.override_by_name("of its line", nearness(180))
+    panel = panel.override_by_name("measured by", cells(width=120, optional=True))
     panel = panel.override_by_name("GPU", cells("string", width=60)).override_by_name("uuid", cells(hidden=True))
-    for name in ("free", "effective", "at rest", "grown by", "peak, 60 s", "total"):
-        panel = panel.override_by_name(name, cells(width=115, optional=True))
-    panel = panel.override_by_name("replica", cells(width=160)).override_by_name("device", cells(width=130))
+    for name in ("free", "grown by", "at rest", "peak, 60 s", "total"):
+        panel = panel.override_by_name(name, cells(width=100, optional=True))
+    panel = panel.override_by_name("free + KV free", cells(width=120, optional=True))
+    panel = panel.override_by_name("replica", cells(width=150)).override_by_name("device", cells(width=130))
     return panel.override_by_name("MIG", cells(width=90, optional=True))
 
 
-# over time
+# over time: of each replica its worst GPU, for those of one server mostly lie on each other
 
 
 def _effective() -> Shown:
+    least = f"min by ({REPLICA}) ({alive(_gpu('stopline_gpu_memory_effective_headroom_bytes'))})"
     return lines(
-        "Effective headroom",
-        "Free memory and the unused part of the KV cache, of the ten GPUs that had least. It nears what is free as "
-        "the cache fills. Where the size of the cache is not known it is free memory only.",
-        query(_by_gpu(worst(10, alive(_gpu("stopline_gpu_memory_effective_headroom_bytes")), "bottomk")), "{{text}}"),
-        query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
+        "Free, with the unused part of the KV cache",
+        "Effective headroom: free memory and the unused part of the KV cache, on the GPU of each replica that has least; "
+        "the six replicas that had least. Room for requests: it nears what is free as the cache fills. It is no room for "
+        "a leak, which cannot take from the cache.",
+        query(replica(worst(6, least, "bottomk")), "{{replica}}"),
         unit="bytes",
         empty=UNSEEN,
         fill=0,
-    ).override_by_name("line", limit())
+    )
 
 
 def _free() -> Shown:
     return lines(
-        "Free memory, peaks taken off",
-        "As the memory line judges it, of the ten GPUs that had least: free memory less the highest use of the last "
-        "minute over the use now. From dcgm-exporter where the sidecar sees no GPU.",
-        query(_by_gpu(worst(10, alive(_gpu("stopline:gpu_memory_headroom_bytes")), "bottomk")), "{{text}}"),
+        "Free memory of the fullest GPU",
+        "As the memory line judges it, on the GPU of each replica that has least; the six replicas that had least: free "
+        "memory less the highest use of the last minute over the use now. From dcgm-exporter where the sidecar sees no "
+        "GPU.",
+        query(replica(worst(6, f"min by ({REPLICA}) ({_free_now()})", "bottomk")), "{{replica}}"),
         query(threshold("memory_headroom_bytes", of("stopline:gpu_memory_headroom_bytes"), "max"), "line"),
         unit="bytes",
         empty=UNSEEN,
@@ -207,10 +261,10 @@ def _free() -> Shown:
 
 def _growth() -> Shown:
     return lines(
-        "Grown since the start",
-        "Use above the resting use that was found after the warm-up, of the ten GPUs that grew most. More than the "
-        "line, of an engine that takes its memory when it starts, is a leak.",
-        query(_by_gpu(worst(10, _grown())), "{{text}}"),
+        "Grown since the start, on the GPU that grew most",
+        "Use above the resting use that was found after the warm-up, on the GPU of each replica that grew most; the six "
+        "replicas that grew most. More than the line, of an engine that takes its memory when it starts, is a leak.",
+        query(replica(worst(6, f"max by ({REPLICA}) ({_grown()})")), "{{replica}}"),
         query(threshold("memory_growth_bytes", _gpu("stopline_gpu_memory_plateau_bytes")), "line"),
         unit="bytes",
         empty="cannot be judged: the resting use is not known yet (five minutes of serving after the warm-up)",
@@ -223,9 +277,9 @@ def _cache() -> Shown:
     return (
         lines(
             "KV cache in use",
-            "Of each replica and data-parallel rank, the ten fullest; with the line, at which a queue or evictions mean "
+            "Of each replica and data-parallel rank, the six fullest; with the line, at which a queue or evictions mean "
             "that the cache is what is missing.",
-            query(replica(worst(10, of_model("stopline_kv_cache_usage_ratio"))), "{{replica}} rank {{rank}}"),
+            query(replica(worst(6, of_model("stopline_kv_cache_usage_ratio"))), "{{replica}} rank {{rank}}"),
             query(threshold("kv_cache_usage_ratio", of("stopline:kv_cache_usage_ratio:max")), "line"),
             unit="percentunit",
             empty="cannot be judged: the engine tells no use of its KV cache",
@@ -240,10 +294,10 @@ def _preemptions() -> Shown:
     return (
         lines(
             "Preempted, and waiting",
-            "Requests a second that were preempted, retracted or evicted for lack of KV cache; on the right the requests "
-            "that wait.",
+            "Requests a second that were preempted, retracted or evicted for lack of KV cache, on the six replicas with "
+            "most; on the right the requests that wait.",
             query(
-                replica(worst(10, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
+                replica(worst(6, f"sum by ({REPLICA}) (rate({of_model('stopline_preemptions_total', window=RATE)}))")),
                 "{{replica}}",
             ),
             query(f"sum({of_model('stopline_requests_waiting')})", "waiting, all"),
@@ -256,17 +310,16 @@ def _preemptions() -> Shown:
 
 
 def _utilization() -> Shown:
-    lost = labelled(how_many(f"{of('stopline_gpu_up')} == 0", of("stopline_gpu_up")), text="GPUs that are lost")
+    busy = of("stopline_gpu_utilization_ratio", _CHOSEN, over="avg_over_time", window=RULES_WINDOW)
     return lines(
-        "GPUs: busy, or lost",
-        "Share of time in which a kernel ran, of the ten that were idlest (absent on MIG instances); and how many GPUs "
-        "do not answer any more.",
-        query(_by_gpu(worst(10, _gpu("stopline_gpu_utilization_ratio"), "bottomk")), "{{text}}"),
-        query(lost, "{{text}}"),
+        "How busy the GPUs are",
+        "Share of time in which a kernel ran, of the last five minutes, over the GPUs of each replica; the six replicas "
+        "that were idlest. Absent on MIG instances.",
+        query(replica(worst(6, f"avg by ({REPLICA}) ({busy})", "bottomk")), "{{replica}}"),
         unit="percentunit",
-        empty="cannot be judged: no sidecar sees a GPU",
+        empty="cannot be judged: no sidecar sees a GPU, or the device tells no utilization",
         fill=0,
-    ).override_by_name("GPUs that are lost", [*limit(RED), *right("short", "lost", min=0)])
+    ).max(1)
 
 
 def _by_gpu(expression: str) -> str:
@@ -280,11 +333,7 @@ def _stack() -> Shown:
     """Repeated for each GPU that is chosen."""
     on = f"on ({REPLICA}) group_left ()"
     usable = f"{_gpu('stopline_gpu_memory_used_bytes')} + on ({_GPU}) {_gpu('stopline_gpu_memory_headroom_bytes')}"
-    takes_as_needed = f"on ({REPLICA}) {of('stopline_engine_preallocates_memory')} == 0"
-    least, growth, share = (
-        of("stopline:threshold:latest", line=name)
-        for name in ("memory_headroom_bytes", "memory_growth_bytes", "memory_used_ratio")
-    )
+    least, growth, share = map(_line, ("memory_headroom_bytes", "memory_growth_bytes", "memory_used_ratio"))
     panel = stacked(
         lines(
             "${gpu:text}",
@@ -295,15 +344,13 @@ def _stack() -> Shown:
                 query(f"max({_gpu('stopline_gpu_memory_part_bytes', part=part)})", name)
                 for part, (name, _) in _PARTS.items()
             ),
-            query(f"min({_gpu('stopline_gpu_memory_headroom_bytes')})", "free"),
+            query(f"min({alive(_gpu('stopline_gpu_memory_headroom_bytes'))})", "free"),
             query(f"min({usable} - {on} {least})", "limit"),
             query(
-                f"min({_gpu('stopline_gpu_memory_plateau_bytes')} + {on} {growth} unless {takes_as_needed})",
+                f"min({_gpu('stopline_gpu_memory_plateau_bytes')} + {on} {growth} unless {_AS_NEEDED})",
                 "growth limit",
             ),
-            query(
-                f"min({_gpu('stopline_gpu_memory_total_bytes')} * {on} {share} and {takes_as_needed})", "share limit"
-            ),
+            query(f"min({_gpu('stopline_gpu_memory_total_bytes')} * {on} {share} and {_AS_NEEDED})", "share limit"),
             query(f"max({_gpu('stopline_gpu_memory_used_peak_bytes')})", "peak, 60 s"),
             query(f"max({_gpu('stopline_gpu_memory_plateau_bytes')})", "at rest"),
             unit="bytes",

@@ -5,17 +5,19 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common
 
 from . import board as boards
-from . import sidecars
+from . import reasons, sidecars
 from .panels import (
     AMBER,
     BLUE,
     GREEN,
+    GREY,
     RED,
     STATES,
     UNJUDGED,
     Shown,
     cells,
     color,
+    from_value,
     joined,
     limit,
     line,
@@ -49,7 +51,7 @@ _LINES = {
     "errors": ("Errors", "errors rise from zero"),
     "memory": ("Memory", "a GPU or the KV cache nears its limit"),
 }
-_P99 = "stopline:request_latency_seconds:p99_5m"
+_P99 = reasons.P99
 _LINE = "stopline:request_latency_seconds:line"
 _CRITICAL, _WARNING = (of_model(_LINE, severity=severity) for severity in ("critical", "warning"))
 _BASELINE = of_model("stopline:request_latency_seconds:p99_baseline_by_replica")
@@ -72,6 +74,8 @@ def board() -> Dashboard:
             "line is not judged, or not in full, on some replica and tripped on none; see the table below."
         )
         made = made.with_panel(boards.state(name, title, about))
+    for why in (reasons.latency, reasons.errors, reasons.memory):
+        made = made.with_panel(why(width=8, height=4, most=2))
     for panel in (_latency(), _errors(), _memory()):
         made = made.with_panel(panel)
     for panel in (_latency_over_time(), _errors_over_time(), _memory_over_time()):
@@ -90,10 +94,6 @@ def board() -> Dashboard:
 
 
 def _latency() -> Shown:
-    cause = (
-        f"clamp_max({of_model('stopline:latency_cause:top')}, 1) and on ({REPLICA}, model) "
-        f"({of_model(_P99)} >= on ({REPLICA}, model) {_WARNING}) {_OF_THE_WORST}"
-    )
     source = matching("stopline:request_latency_seconds:baseline_source", MODEL)
     since = matching("stopline:request_latency_seconds:baseline_since_timestamp_seconds", MODEL)
     age = (
@@ -104,8 +104,7 @@ def _latency() -> Shown:
         values(
             "Latency: P99, its baseline and its line",
             "Of the replica that is nearest to its line: P99 of the last five minutes, the baseline (its own P99 at low "
-            "concurrency), the line, how old a learned baseline is, and, once the warning line is reached, the cause "
-            "with the share of the growth that it explains.",
+            "concurrency), the line, and how old a learned baseline is.",
             query(f"({of_model(_P99)} {_OF_THE_WORST}) or on () topk(1, {of_model(_P99)})", "P99 now", instant=True),
             query(
                 f"{_BASELINE} {_OF_THE_WORST}",
@@ -118,14 +117,12 @@ def _latency() -> Shown:
                 "{{source}} for",
                 instant=True,
             ),
-            query(cause, "cause: {{cause}}", instant=True),
             unit="s",
             empty="cannot be judged: the engine is down, no request was measured, or there is no baseline yet",
         )
         .decimals(2)
-        .override_by_regexp("/cause: .*/", [*cells("percentunit", decimals=0), color(RED)])
-        .override_by_name("baseline", [color(GREEN)])
-        .override_by_name("line", [color(RED)])
+        .override_by_name("baseline", [color(GREY)])
+        .override_by_name("line", [color(GREY)])
         .override_by_regexp("/.* for/", cells("s", decimals=0))
     )
 
@@ -144,29 +141,31 @@ def _errors() -> Shown:
             empty="cannot be judged: neither a log nor a metrics page is read",
         )
         .decimals(0)
+        .override_by_name("in 5 min", from_value(1, RED))
         .override_by_name("failed", cells("percentunit", decimals=1))
-        .override_by_name("line", [*cells("percentunit", decimals=0), color(RED)])
+        .override_by_name("line", [*cells("percentunit", decimals=0), color(GREY)])
         .override_by_name("last error ago", cells("s", decimals=0))
     )
 
 
 def _memory() -> Shown:
+    line = threshold("memory_headroom_bytes", _FREE, "max")
     return (
         values(
             "Memory: what is left",
-            "The least free memory of a GPU, its peaks taken off, and the line for it; the fullest KV cache; and "
-            "what put replicas over the line.",
-            query(f"min({_FREE})", "least free", instant=True),
-            query(threshold("memory_headroom_bytes", _FREE, "max"), "line", instant=True),
+            "The least free memory of a GPU, its peaks taken off, red below the line for it; that line; and the fullest "
+            "KV cache.",
+            query(f"min({_FREE}) >= {line}", "least free", instant=True),
+            query(f"min({_FREE}) < {line}", "least free: over", instant=True),
+            query(line, "line", instant=True),
             query(f"max({of('stopline:kv_cache_usage_ratio:max')})", "KV cache", instant=True),
-            query(f"count by (reason) ({of('stopline:memory:over_line')})", "{{reason}}", instant=True),
             unit="bytes",
             empty="cannot be judged: the engine is down, or neither a GPU nor the KV cache is seen",
         )
         .decimals(1)
-        .override_by_name("line", [color(RED)])
+        .override_by_name("least free: over", [color(RED)])
+        .override_by_name("line", [color(GREY)])
         .override_by_name("KV cache", cells("percentunit", decimals=0))
-        .override_by_regexp("/^(headroom|growth|used_ratio|kv_cache)$/", [*cells("short", decimals=0), color(RED)])
     )
 
 
@@ -286,7 +285,6 @@ def _blind() -> Shown:
                 ("input", "missing"),
                 ("alertname", "alert"),
                 ("alertstate", "state"),
-                ("source", "source"),
             ],
             width=12,
             height=7,
@@ -297,10 +295,10 @@ def _blind() -> Shown:
                 {"all are judged": GREEN} | dict.fromkeys(("latency", "errors", "memory", "all"), UNJUDGED), 115
             ),
         )
-        .override_by_name("alert", cells(optional=True, width=205))
-        .override_by_name("state", cells(optional=True, width=65))
-        .override_by_name("missing", cells(optional=True, width=170))
-        .override_by_name("source", cells(optional=True))
+        .override_by_name("replica", cells(width=125))
+        .override_by_name("alert", cells(optional=True, width=215))
+        .override_by_name("state", cells(optional=True, width=75))
+        .override_by_name("missing", cells(optional=True))
     )
 
 
@@ -329,7 +327,8 @@ def _unjudged() -> str:
 
 def _replicas() -> Shown:
     by = f"max by ({REPLICA})"
-    over = {name: f"{by} ({of('stopline:line:state', line=name)})" for name in _LINES}
+    over = {"worst": f"{by} ({of('stopline:line:state')})"}
+    over |= {name: f"{by} ({of('stopline:line:state', line=name)})" for name in _LINES}
     numbers = {
         "P99": f"{by} ({of_model(_P99)})",
         "baseline": f"{by} ({_BASELINE})",
@@ -340,27 +339,27 @@ def _replicas() -> Shown:
     }
     panel = joined(
         "Each replica",
-        "The three lines on each selected replica, with the values that they are judged by. Click a replica to see it "
-        "alone.",
+        "The three lines on each selected replica, with the values that they are judged by, the worst first. Click a "
+        "replica to see it alone.",
         replica(of("stopline:replica:model", MODEL)),
         [("replica", "replica"), ("model", "model")],
         over | numbers,
         after=[("instance", "instance")],
         empty=boards.UNSEEN,
         height=9,
-        sort="of its line",
+        sort="worst",
     )
     here = (
         "see it alone",
         f"/d/{UID}?${{datasource:queryparam}}&var-instance=${{__data.fields.instance}}&${{__url_time_range}}",
     )
     panel = panel.override_by_name("replica", cells(link=here, width=150))
-    for name in _LINES:
+    for name in over:
         panel = panel.override_by_name(name, cells(mapped=STATES, width=128))
     for name in ("P99", "baseline"):
-        panel = panel.override_by_name(name, cells("s", decimals=2, width=95))
+        panel = panel.override_by_name(name, cells("s", decimals=2, width=95, optional=True))
     panel = panel.override_by_name("of its line", shares(0.75, 1, 100))
-    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=120))
+    panel = panel.override_by_name("errors, 5 min", cells("short", decimals=0, width=120, optional=True))
     panel = panel.override_by_name("least free", cells("bytes", decimals=1, width=100, optional=True))
     panel = panel.override_by_name("model", cells(optional=True, width=120))
     panel = panel.override_by_name("instance", cells(hidden=True))

@@ -170,14 +170,19 @@ def colored(tone: str) -> list[models.DynamicConfigValue]:
     return [color(tone), _custom("cellOptions", {"type": "color-text"})]
 
 
-def gauge_column(tone: str) -> list[models.DynamicConfigValue]:
-    """A column of ratios drawn as bars."""
+def gauge_column(tone: str = "") -> list[models.DynamicConfigValue]:
+    """A column of ratios drawn as bars; without a *tone* coloured by its thresholds."""
     return [
         _custom("cellOptions", {"type": "gauge", "mode": "basic"}),
         models.DynamicConfigValue(id_val="min", value=0),
         models.DynamicConfigValue(id_val="max", value=1),
-        color(tone),
+        *([color(tone)] if tone else []),
     ]
+
+
+def nearness(width: int) -> list[models.DynamicConfigValue]:
+    """A column of shares of a line drawn as bars that are full, and red, from 1 on."""
+    return [*shares(0.75, 1, width), *gauge_column()]
 
 
 def shares(amber: float, red: float, width: int) -> list[models.DynamicConfigValue]:
@@ -235,6 +240,33 @@ def values(
     return _ask(panel, queries)
 
 
+def phrases(
+    title: str,
+    about: str,
+    expression: str,
+    label: str,
+    spoken: Mapping[str, tuple[str, str]],
+    *,
+    empty: str,
+    width: int,
+    height: int,
+) -> stat.Panel:
+    """A word of the series' *label* as a phrase that is read from afar, and small above it on how many replicas.
+
+    *expression* is from `promql.counted`; *spoken* has the phrase and its colour for each word. Several stand below each
+    other.
+    """
+    asked = query(expression, f"{{{{{label}}}}} · replicas: {{{{replicas}}}}", instant=True)
+    panel = values(title, about, asked, unit="short", empty=empty, width=width, height=height)
+    panel = panel.orientation(common.VizOrientation.HORIZONTAL).wide_layout(False)
+    for word, (phrase, tone) in spoken.items():
+        mapping = {"type": "value", "options": {"1": {"text": phrase, "color": tone, "index": 0}}}
+        panel = panel.override_by_regexp(
+            f"/^{word} /", [models.DynamicConfigValue(id_val="mappings", value=[mapping]), color(tone)]
+        )
+    return panel
+
+
 def levels(
     title: str,
     about: str,
@@ -242,8 +274,8 @@ def levels(
     unit: str,
     empty: str,
     columns: str,
-    width: int = 12,
-    height: int = 10,
+    width: int = 24,
+    height: int = 8,
 ) -> barchart.Panel:
     """Bars by concurrency, and beside each other one for each value of the label *columns*."""
     panel = (

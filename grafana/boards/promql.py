@@ -64,6 +64,15 @@ def how_many(series: str, among: str) -> str:
     return f"count({series}) or 0 * count({among})"
 
 
+def counted(series: str, label: str, most: int) -> str:
+    """Of each value of *label* a series of value 1, whose label `replicas` says how many replicas have it.
+
+    Of more values than *most* those that most replicas have.
+    """
+    replicas = f"topk({most}, count by ({label}) (group by ({REPLICA}, {label}) ({series})))"
+    return f'count_values by ({label}) ("replicas", {replicas})'
+
+
 def replica(expression: str) -> str:
     """With a label `replica`: the pod, or where there is none the scraped address."""
     named = f'label_replace({expression}, "replica", "$1", "instance", "(.*)")'

@@ -7,6 +7,7 @@ then the step against its batch, then memory, then the share of communication.
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from . import board as boards
+from . import reasons
 from .panels import (
     AMBER,
     BLUE,
@@ -30,11 +31,22 @@ from .panels import (
     steps,
     values,
 )
-from .promql import RATE, REPLICA, how_many, of, of_config, of_model, quantile, replica, threshold, worst
+from .promql import (
+    RATE,
+    REPLICA,
+    how_many,
+    labelled,
+    of,
+    of_config,
+    of_model,
+    quantile,
+    replica,
+    threshold,
+    worst,
+)
 
 UID = boards.WHY
-_P99 = "stopline:request_latency_seconds:p99_5m"
-_WARNING = of_model("stopline:request_latency_seconds:line", severity="warning")
+_OF_SLOW = f"and on ({REPLICA}, model) ({reasons.SLOW})"
 _IDLE = "cannot be judged: no request was measured in this time"
 _UNTOLD = "cannot be judged: this engine does not tell it"
 _GUIDE = """\
@@ -55,8 +67,8 @@ def board() -> Dashboard:
         "cache, communication, or other requests than before.",
     )
     made = made.with_row(row("The answer: which part grew against its own baseline"))
-    state = boards.state("latency", "Latency line", legend="latency", width=4, height=9)
-    for panel in (state, _cause(), _scores(), _guide()):
+    state = boards.state("latency", "Latency line", legend="latency", height=5)
+    for panel in (state, reasons.latency(width=16, height=5, most=3), _scores(), _guide()):
         made = made.with_panel(panel)
     for panel in (_queue_times(), _step_times(), _cache(), _communication_now(), _mix()):
         made = made.with_panel(panel)
@@ -92,45 +104,22 @@ def board() -> Dashboard:
 # the answer
 
 
-def _slow() -> str:
-    """The replicas that are over their warning line: for others a cause would be that of nothing."""
-    return f"and on ({REPLICA}, model) ({of_model(_P99)} >= on ({REPLICA}, model) {_WARNING})"
-
-
-def _cause() -> Shown:
-    calm = f'label_replace(0 * count({of_model(_P99)} < on ({REPLICA}, model) {_WARNING}), "cause", "none is slow", "", "")'
-    return (
-        values(
-            "Cause",
-            "What the alert names as the cause, and how many of the selected replicas have it now; of those alone that "
-            "are over their warning line.",
-            query(
-                f"count by (cause) ({of_model('stopline:latency_cause:top')} {_slow()}) or on () {calm}",
-                "{{cause}}",
-                instant=True,
-            ),
-            unit="short",
-            empty="cannot be judged: no request was measured, or there is no baseline yet",
-            width=4,
-            height=9,
-        )
-        .decimals(0)
-        .override_by_regexp("/queue|step|kv_cache|communication|request_mix/", [color(RED)])
-        .override_by_name("none is slow", [color(GREEN)])
-    )
-
-
 def _scores() -> Shown:
+    calm = labelled(f"0 * count({of('stopline:judged', line='latency')} == 1)", cause="nothing grew")
     return (
         bars(
             "What explains the growth",
             "The share of the growth of P99 that a part explains, on the replica where it explains most. A full KV cache "
             "and communication stand above the parts (more than 100 %), for they are behind them.",
-            query(f"max by (cause) ({of_model('stopline:latency_cause:score')} {_slow()})", "{{cause}}", instant=True),
+            query(
+                f"max by (cause) ({of_model('stopline:latency_cause:score')} {_OF_SLOW}) or on () {calm}",
+                "{{cause}}",
+                instant=True,
+            ),
             unit="percentunit",
-            empty="nothing to explain: no replica is over its warning line, or it cannot be judged (see the left)",
-            width=6,
-            height=9,
+            empty="cannot be judged: the engine is down, too few requests were measured, or there is no baseline yet",
+            width=8,
+            height=8,
         )
         .min(0)
         .max(1)
@@ -140,7 +129,7 @@ def _scores() -> Shown:
 
 
 def _guide() -> Shown:
-    return markdown("How to read it", "What each pattern means, and what helps.", _GUIDE, 10, 9)
+    return markdown("How to read it", "What each pattern means, and what helps.", _GUIDE, 16, 8)
 
 
 def _times(now: str, then: str) -> str:
@@ -164,14 +153,14 @@ def _queue_times() -> Shown:
             query(f"max({of_model(wait)})", "P99 now", instant=True),
             query(_baseline("stopline:request_queue_wait_seconds:p99_baseline", wait), "baseline", instant=True),
             query(
-                f"max({of_model('stopline:latency_cause:score', cause='queue')} {_slow()})", "explains", instant=True
+                f"max({of_model('stopline:latency_cause:score', cause='queue')} {_OF_SLOW})", "explains", instant=True
             ),
             unit="s",
             empty=_IDLE,
             width=5,
             height=5,
         )
-        .override_by_name("baseline", [color(GREEN)])
+        .override_by_name("baseline", [color(GREY)])
         .override_by_name("explains", [*cells("percentunit", decimals=0), *from_value(0.5, RED)])
     )
 
@@ -192,7 +181,7 @@ def _step_times() -> Shown:
             width=5,
             height=5,
         )
-        .override_by_name("baseline", [color(GREEN)])
+        .override_by_name("baseline", [color(GREY)])
         .override_by_name("times", [*cells("suffix:x", decimals=1), *from_value(1.5, RED)])
     )
 
@@ -216,7 +205,7 @@ def _cache() -> Shown:
             height=5,
         )
         .decimals(0)
-        .override_by_name("line", [color(RED)])
+        .override_by_name("line", [color(GREY)])
         .override_by_name("missing on", [*cells("short", decimals=0), *from_value(1, RED)])
     )
 
@@ -242,8 +231,8 @@ def _communication_now() -> Shown:
             height=5,
         )
         .decimals(0)
-        .override_by_name("baseline", [color(GREEN)])
-        .override_by_name("line", [color(RED)])
+        .override_by_name("baseline", [color(GREY)])
+        .override_by_name("line", [color(GREY)])
         .override_by_name("over on", [*cells("short", decimals=0), *from_value(1, RED)])
     )
 

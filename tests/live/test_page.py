@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from outline import Outline
-from states import HOSTILE, incident, quiet
+from states import HOSTILE, errors, incident, quiet
 
 from exporter import catalog
 from exporter.judge import Verdict
@@ -34,6 +34,12 @@ def test_names_from_outside_are_text_and_nothing_else(state) -> None:
     assert not [name for name in names if name.startswith("on") or name in ("style", "src", "srcset")]
     assert outline.having("href") == ["data:,", "metrics", "api/state", "-/healthy", "-/ready"]
     assert (HOSTILE in outline.text) == (state is incident)
+
+
+def test_what_a_dead_engine_left_free_is_no_room() -> None:
+    room = Outline(page.sections(errors())["gpus"]).text
+    assert "1.0\xa0GiB held while the engine is not up" in room
+    assert "effective headroom" not in room
 
 
 def test_each_section_of_the_json_is_what_the_page_holds() -> None:

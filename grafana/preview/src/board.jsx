@@ -87,7 +87,7 @@ function Stats({ frames, options, width, height, theme }) {
       getValues={() => values} source={frames} renderCounter={0} width={width} height={height} autoGrid
       orientation={options.orientation} itemSpacing={3} getAlignmentFactors={(all) => getDisplayValueAlignmentFactors(all.map((display) => ({ display })))}
       renderValue={({ value, width: w, height: h, count, alignmentFactors }) => (
-        <BigValue value={value} count={count} alignmentFactors={alignmentFactors} width={w} height={h} theme={theme} colorMode={options.colorMode} graphMode="none" justifyMode={options.justifyMode} textMode={options.textMode} />
+        <BigValue value={value} count={count} alignmentFactors={alignmentFactors} width={w} height={h} theme={theme} colorMode={options.colorMode} graphMode="none" justifyMode={options.justifyMode} textMode={options.textMode} disableWideLayout={options.wideLayout === false} />
       )}
     />
   );

@@ -118,7 +118,7 @@ export function Bars({ frames, options, width, height }) {
             return (
               <g key={b}>
                 <rect x={x} y={floor - tall} width={bar * 0.95} height={tall} fill={TONES[b % TONES.length]} opacity={0.85} />
-                {bar > 24 ? <text x={x + bar / 2} y={floor - tall - 3} fontSize="9" textAnchor="middle" fill="#ccccdc">{text(field, value).replace(/ tok.s/, '')}</text> : null}
+                {bar > 40 ? <text x={x + bar / 2} y={floor - tall - 3} fontSize="11" textAnchor="middle" fill="#ccccdc">{text(field, value).replace(/ tok.s/, '')}</text> : null}
               </g>
             );
           })}

@@ -473,7 +473,9 @@ ERRORS = (
     Scenario("hang", fails("hang"), (STALLED,), calm=lambda: poisson(6.0), engine=PATIENT),
     Scenario("hang-calm", fails("hang"), (STALLED,), calm=one_at_a_time, engine=PATIENT),
     Scenario("hang-unlogged", fails("hang"), (STALLED,), calm=one_at_a_time, replica=UNLOGGED, engine=PATIENT),
-    Scenario("hang-learned", fails("hang"), (STALLED,), learns=True, engine=PATIENT),
+    Scenario(
+        "hang-learned", then(traffic(6.0), 10.0, fails("hang")), (STALLED,), due=10.0, learns=True, engine=PATIENT
+    ),
     Scenario(
         "hang-sidecar-restart",
         then(fails("hang"), 5.0, restarts_sidecar),

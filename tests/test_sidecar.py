@@ -45,8 +45,11 @@ class Returning:
         return
 
 
-async def test_it_answers_from_the_first_second_and_releases_the_port() -> None:
-    sidecar, stop = Sidecar(Config(web=LOCAL, gpus=NO_GPU)), asyncio.Event()
+async def test_it_answers_from_the_first_second_and_releases_the_port(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.touch()
+    sidecar = Sidecar(Config(log=LogConfig(paths=(str(log),)), web=LOCAL, gpus=NO_GPU))
+    stop = asyncio.Event()
     task = asyncio.create_task(sidecar.run(stop))
     while sidecar.address is None:
         await asyncio.sleep(0)

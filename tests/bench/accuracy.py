@@ -56,6 +56,7 @@ _BUNDLED = profiles.bundled("vllm")
 _PROFILE = replace(  # what no time depends on is left out: parsing it would take the most of the bench
     _BUNDLED,
     metrics={s: r for s, r in _BUNDLED.metrics.items() if s == "requests_running" or BY_SHORT[s] in SIGNALS.values()},
+    reasons={},
 )
 _WITHOUT_DECODE = replace(  # times from first token to the end are not on the pages of SGLang and TGI
     _PROFILE,

@@ -22,6 +22,12 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
     return ["busybox", "sh"] if request.param == "busybox" else [request.param]
 
 
+def _by_default() -> None:
+    """What was ignored before, as in a job of a shell, cannot be trapped by another."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def run(shell: list[str], log: Path, script: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [*shell, SCRIPT, log, "sh", "-c", script],
@@ -29,7 +35,7 @@ def run(shell: list[str], log: Path, script: str, **environment: str) -> subproc
         stderr=subprocess.PIPE,
         text=True,
         env={"PATH": "/usr/bin:/bin"} | environment,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # a shell cannot trap what was ignored before
+        preexec_fn=_by_default,
     )
 
 

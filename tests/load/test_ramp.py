@@ -123,6 +123,8 @@ async def test_time_and_requests_are_bounded() -> None:
     assert not timed.levels[0].complete
     assert (counted.verdict.finished, counted.verdict.notes[0]) == (False, "--max-requests 70 are made")
     assert sum(level.requests for level in counted.levels) <= 70
+    assert [level.complete for level in counted.levels] == [True, False]
+    assert counted.verdict.good == 1, "a level of a few requests was not judged, so it is not good"
 
 
 async def test_each_client_has_several_requests() -> None:

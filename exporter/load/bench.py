@@ -140,7 +140,8 @@ class Bench:
         before = await self._quiet(concurrency)
         self._passes += 1
         plan, salt = self.plan, str(self._passes)
-        wanted = min(max(plan.requests, ROUNDS * concurrency), max(plan.max_requests - self.made, 1))
+        whole = max(plan.requests, ROUNDS * concurrency)
+        wanted = min(whole, max(plan.max_requests - self.made, 1))
         warm_up = min(concurrency, wanted)
         bodies = itertools.chain(
             plan.mix.bodies(warm_up, f"{salt} begins"),
@@ -162,7 +163,7 @@ class Bench:
                 deadline=self._deadline,
             )
         self.made += len(others) + len(measured)
-        complete = len(measured) == wanted
+        complete = len(measured) == whole
         engine = await self._engine(before, watch) if before is not None and watch is not None else None
         answered = [r.latency for r in measured if not r.error]
         client = cost.told(stats.quantile(answered, 0.5) if answered else None)

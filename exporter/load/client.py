@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -81,6 +82,11 @@ class _Answer(msgspec.Struct):
     details: _Details | None = None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it holds nothing that an answer of any API has, as an error that came with status 200 does."""
+        return self == _Answer()
+
+    @property
     def is_last(self) -> bool:
         """Whether a stream may end here; one of /generate may anywhere, unless it tells its end."""
         if self.choices is None:
@@ -98,6 +104,8 @@ _LIST = msgspec.json.Decoder(tuple[_Answer])
 class _Watch:
     """What came so far of one answer."""
 
+    known: bool = False
+    """Of an API whose answers are known; /generate differs from server to server."""
     first: float | None = None
     last: float | None = None
     pieces: int = 0
@@ -122,6 +130,10 @@ class _Watch:
             return
         if answer.error is not None:
             self.error, self.detail = "server_error", str(answer.error)[:_DETAIL]
+            return
+        if self.known and answer.is_empty:
+            shown = data[:_DETAIL].decode("utf-8", "replace")
+            self.error, self.detail = "incomplete", f"not an answer: {shown}"[:_DETAIL]
             return
         if answer.usage is not None:
             self.prompt_tokens = answer.usage.prompt_tokens or 0
@@ -169,7 +181,7 @@ class Target:
 async def ask(session: aiohttp.ClientSession, target: Target, body: bytes) -> Request:
     """One request from its sending to its last byte, or to its failure; never raises for what a server does."""
     began = time.perf_counter()
-    watch = _Watch()
+    watch = _Watch(known=urlsplit(target.url).path.endswith("completions"))
     try:
         if not await _sent(session, target, body, watch):
             async with target.session() as fresh:  # which keeps no connection that could be stale too
@@ -201,6 +213,8 @@ async def _sent(session: aiohttp.ClientSession, target: Target, body: bytes, wat
             else:
                 watch.take(await response.read(), time.perf_counter())
                 watch.first = None  # whole answers tell nothing of their first token
+                if not watch.error and watch.pieces == 0:
+                    watch.error, watch.detail = "incomplete", "the answer holds no choice"
     except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
         if not reused or time.perf_counter() - reused[-1] > _STALE:
             raise

@@ -1,12 +1,14 @@
 """`stopline ramp` and `stopline compare` on the command line."""
 
 import asyncio
+import contextlib
 import math
 import re
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -184,6 +186,8 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
     from exporter.load.verdict import Search
 
     _writable(*(given[name] for name in ("out", "pin", "textfile", "picture")))
+    if given["variables"] and (lost := [name for name in ("pin", "textfile", "picture") if given[name]]):
+        raise ConfigError([f"--{lost[0]}: --vary looks for no limit and has none to write; leave it out, or use --out"])
     _affordable(given)
     plan = _plan(given)
     layout = table.markdown if given["markdown"] else table.text
@@ -199,20 +203,21 @@ async def _ramp(given: dict[str, Any], stop: asyncio.Event) -> int:
         )
         run = await ramp(bench, search)
     file = result.File(result.VERSION, [run])
-    if given["out"]:
-        result.write(given["out"], file)
-    if given["pin"]:
-        pin.write(given["pin"], run)
-        if why := pin.unfit(run):
-            click.echo(f"{given['pin']}: no pins are written, what is there stays: {why}", err=True)
-    if given["textfile"]:
-        textfile.write(given["textfile"], run)
-    if given["picture"]:
-        from exporter.load import picture
-
-        given["picture"].write_text(picture.of_ramp(run), encoding="utf-8")
     for line in [result.encode(file).decode()] if given["as_json"] else report.ramp(run, layout):
         click.echo(line)
+    with _kept() as keep:
+        if given["out"]:
+            keep(given["out"], lambda: result.write(given["out"], file))
+        if given["pin"]:
+            keep(given["pin"], lambda: pin.write(given["pin"], run))
+            if why := pin.unfit(run):
+                click.echo(f"{given['pin']}: no pins are written, what is there stays: {why}", err=True)
+        if given["textfile"]:
+            keep(given["textfile"], lambda: textfile.write(given["textfile"], run))
+        if given["picture"]:
+            from exporter.load import picture
+
+            keep(given["picture"], lambda: given["picture"].write_text(picture.of_ramp(run), encoding="utf-8"))
     assert run.verdict is not None
     return 0 if run.verdict.finished and run.verdict.tripped is None else 1
 
@@ -230,8 +235,6 @@ async def _sweep(bench: Any, given: dict[str, Any], layout: Any) -> int:
     concurrency = int(fixed.get(CONCURRENCY, 1))
     runs = await sweep(bench, given["variables"], command=given["apply"], concurrency=concurrency, fixed=fixed)
     file = result.File(result.VERSION, runs, [variable.name for variable in given["variables"]])
-    if given["out"]:
-        result.write(given["out"], file)
     if given["as_json"]:
         click.echo(result.encode(file).decode())
     else:
@@ -239,6 +242,9 @@ async def _sweep(bench: Any, given: dict[str, Any], layout: Any) -> int:
             click.echo(line)
         for note in dict.fromkeys(bench.notes):
             click.echo(f"note: {note}")
+    if given["out"]:
+        with _kept() as keep:
+            keep(given["out"], lambda: result.write(given["out"], file))
     return 0 if len(runs) == sum(len(v.values) for v in given["variables"]) else 1
 
 
@@ -302,9 +308,37 @@ def _plan(given: dict[str, Any]) -> Any:
 
 def _writable(*paths: Path | None) -> None:
     """Before an hour of load, and not after it. Raises ConfigError."""
+    seen: set[Path] = set()
     for path in paths:
-        if path is not None and not path.parent.is_dir():
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise ConfigError([f"{path}: there is no directory {path.parent}"])
+        try:
+            with tempfile.TemporaryFile(dir=path.parent, buffering=0) as trial:  # which tells of a full disk too
+                trial.write(b"\n")
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError([f"{path}: cannot be written: {why}; choose another directory"]) from None
+        if path.resolve() in seen:
+            raise ConfigError([f"{path}: is given for two files, one of which would be lost; name another"])
+        seen.add(path.resolve())
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[Callable[[Path, Callable[[], object]], None]]:
+    """Writes files, each whatever becomes of the others. Raises ConfigError at the end, naming those that failed."""
+    problems: list[str] = []
+
+    def keep(path: Path, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            problems.append(f"{path}: not written: {error.strerror or error}")
+
+    yield keep
+    if problems:
+        raise ConfigError(problems)
 
 
 def _affordable(given: dict[str, Any]) -> None:

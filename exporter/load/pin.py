@@ -21,7 +21,12 @@ def unfit(run: Run) -> str:
     tripped = run.verdict.tripped if run.verdict is not None else None
     if tripped is not None and tripped.concurrency == run.baseline:
         return f"the {tripped.line} line was crossed at the baseline, concurrency {run.baseline}: {tripped.why}"
-    return "" if run.levels else "no level was measured"
+    if not run.levels:
+        return "no level was measured"
+    level = run.level(run.baseline) if run.baseline is not None else None
+    if level is not None and not level.complete:
+        return f"the baseline, concurrency {run.baseline}, was cut short after {level.requests} requests"
+    return ""
 
 
 def _pins(run: Run) -> Iterator[Pin]:

@@ -39,9 +39,12 @@ async def ramp(bench: Bench, search: Search) -> Run:
         bench.report.level(pooled, search.measured[search.levels[0]])
         if not measured.complete and not pooled.errors:
             search.stop(bench.over)
+        failure = next((r for r in measured.requests if r.error), None)
         if pooled.errors and not await bench.alive():
-            detail = next((r.detail for r in measured.requests if r.error), "")
-            search.stop(f"the engine does not answer any more ({detail})")
+            search.stop(f"the engine does not answer any more ({failure.detail if failure else ''})")
+        elif failure is not None:
+            said = " ".join(failure.detail.split())  # which may be a page of HTML
+            bench.notes.append(f"{failure.error} at concurrency {concurrency}, the first of them: {said}")
     search.notes += dict.fromkeys(bench.notes)
     limits = {name: getattr(search.limits, name) for name in search.limits.__dataclass_fields__}
     limits |= {} if search.line is None else {"latency_seconds": search.line}

@@ -159,6 +159,12 @@ class Search:
         if any(level.client is not None and level.client.limited for level in self.measured.values()):
             slow = [n for n, level in sorted(self.measured.items()) if level.client and level.client.limited]
             notes.append(f"client_limited at concurrency {_listed(slow)}: the client, not the server, may be measured")
+        whole = [level for _, level in sorted(self.measured.items()) if level.complete and not level.errors]
+        few = [level.concurrency for level in whole if level.requests < MIN_SAMPLES]
+        if few:
+            notes.append(
+                f"latency was not judged at concurrency {_listed(few)}: it takes {MIN_SAMPLES} requests (--requests)"
+            )
         if any(level.engine is None for level in self.measured.values()):
             notes.append("memory, queue and step were not judged: give --sidecar")
         elif self.measured and not any(level.engine and level.engine.memory for level in self.measured.values()):

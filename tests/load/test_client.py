@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -22,6 +23,7 @@ async def server() -> AsyncIterator[Callable[..., Awaitable[Target]]]:
     async def start(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], **options: float) -> Target:
         app = web.Application()
         app.router.add_post("/v1/completions", handler)
+        app.router.add_post("/generate", handler)
         servers.append(TestServer(app))
         await servers[-1].start_server()
         return Target(str(servers[-1].make_url("/v1/completions")), **options)
@@ -54,6 +56,11 @@ async def once(target: Target) -> Request:
         return await ask(session, target, BODY)
 
 
+def generating(target: Target) -> Target:
+    """The same server by the path whose answers differ from one to the next."""
+    return replace(target, url=target.url.replace("/v1/completions", "/generate"))
+
+
 def token(text: str = " a") -> str:
     return json.dumps({"choices": [{"index": 0, "text": text}]})
 
@@ -68,6 +75,25 @@ async def test_a_stream_tells_tokens_and_times(server) -> None:
     assert 0 < seen.first_token <= seen.latency
     assert seen.inter_token is not None
     assert seen.first_token + 2 * seen.inter_token <= seen.latency + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"object": "error", "message": "overloaded"}, 'not an answer: {"object": "error", "message": "overloaded"}'),
+        ({"detail": "busy"}, 'not an answer: {"detail": "busy"}'),
+        ({}, "not an answer: {}"),
+        ({"choices": []}, "the answer holds no choice"),
+    ],
+)
+async def test_status_200_alone_is_no_answer(server, body: dict, detail: str) -> None:
+    seen = await once(await server(answering(200, body)))
+    assert (seen.error, seen.detail) == ("incomplete", detail)
+
+
+async def test_an_error_in_a_stream_is_no_token(server) -> None:
+    seen = await once(await server(streaming('{"detail": "busy"}', "[DONE]")))
+    assert (seen.error, seen.detail) == ("incomplete", 'not an answer: {"detail": "busy"}')
 
 
 async def test_a_chat_begins_with_its_first_text_and_not_with_its_role(server) -> None:
@@ -90,7 +116,7 @@ async def test_a_chat_begins_with_its_first_text_and_not_with_its_role(server) -
     ],
 )
 async def test_a_whole_answer_has_no_first_token(server, body: object, tokens: tuple[int, int]) -> None:
-    seen = await once(await server(answering(200, body)))
+    seen = await once(generating(await server(answering(200, body))))
     assert (seen.error, seen.first_token, seen.inter_token) == ("", None, None)
     assert (seen.prompt_tokens, seen.generated_tokens) == tokens
 
@@ -154,7 +180,7 @@ async def test_a_stream_that_ends_early(server, last: list[str], error: str) -> 
     ],
 )
 async def test_the_end_of_a_generate_stream(server, event: object, error: str) -> None:
-    assert (await once(await server(streaming(json.dumps(event))))).error == error
+    assert (await once(generating(await server(streaming(json.dumps(event)))))).error == error
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -243,7 +269,9 @@ async def test_the_loop_measures_what_it_was_asked_for(server) -> None:
         present, most = present + 1, max(most, present + 1)
         await asyncio.sleep(0)
         present -= 1
-        return web.json_response({"choices": [], "usage": {"completion_tokens": int(await request.text())}})
+        return web.json_response(
+            {"choices": [{"text": "a"}], "usage": {"completion_tokens": int(await request.text())}}
+        )
 
     bodies = (str(n).encode() for n in itertools.count(1))
     progress = Progress(20)

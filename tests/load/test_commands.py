@@ -270,6 +270,37 @@ def test_memory_ends_a_ramp_as_the_sidecar_sees_it(url: str, tmp_path: Path, nvm
     assert run.conditions["parallelism"] == "TP 1 / PP 1"
 
 
+def test_a_file_that_cannot_be_written_costs_no_other_and_not_the_table(url: str, tmp_path: Path) -> None:
+    out, pins = tmp_path / "r.json", tmp_path / "b.yaml"
+    (tmp_path / ".r.json.new").mkdir()
+    short = (*SHORT, "--latency-ratio", "1000")
+    done = invoke("ramp", "--url", url, "--levels", "1", *short, "--out", out, "--pin", pins)
+    assert done.exit_code == 2
+    assert "verdict: no line crossed up to concurrency 1\n" in done.stdout
+    assert done.stderr.endswith(f"\n{out}: not written: Is a directory\n")
+    assert strictyaml.load(pins, Pins).pins
+
+
+def test_two_files_of_one_name_are_refused_before_the_load(tmp_path: Path) -> None:
+    done = invoke("ramp", "--out", tmp_path / "a", "--pin", tmp_path / "." / "a")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"{tmp_path / 'a'}: is given for two files, one of which would be lost; name another\n"
+
+
+@pytest.mark.parametrize("flag", ["--pin", "--textfile", "--picture"])
+def test_a_sweep_refuses_the_files_of_a_limit(flag: str, tmp_path: Path) -> None:
+    done = invoke("ramp", "--vary", "concurrency=1,2", flag, tmp_path / "a")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"{flag}: --vary looks for no limit and has none to write; leave it out, or use --out\n"
+
+
+def test_a_directory_that_may_not_be_written_is_told_before_the_load() -> None:
+    done = invoke("ramp", "--out", "/proc/self/fdinfo/r.json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    why = "No such file or directory; choose another directory"
+    assert done.stderr == f"/proc/self/fdinfo/r.json: cannot be written: {why}\n"
+
+
 def test_a_baseline_that_fails_gives_no_pins(tmp_path: Path) -> None:
     pins = tmp_path / "b.yaml"
     pins.write_text("pins: []  # good ones of before\n")

@@ -52,6 +52,13 @@ def test_what_failed_is_no_baseline(tmp_path: Path) -> None:
     assert not (tmp_path / "b.yaml").exists()
 
 
+def test_a_baseline_that_was_cut_short_is_none(tmp_path: Path) -> None:
+    cut = Run({}, [level(1, [0.4] * 3, complete=False)], 1)
+    assert pin.unfit(cut) == "the baseline, concurrency 1, was cut short after 3 requests"
+    assert pin.write(tmp_path / "b.yaml", cut) == 0
+    assert not (tmp_path / "b.yaml").exists()
+
+
 @pytest.mark.parametrize("line", ["errors", "memory"])
 def test_a_baseline_that_tripped_is_none(tmp_path: Path, line: str) -> None:
     path = tmp_path / "b.yaml"

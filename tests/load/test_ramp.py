@@ -113,6 +113,26 @@ async def test_whoever_stops_it_gets_what_there_is() -> None:
     assert run.verdict.notes[0] == "interrupted"
 
 
+async def test_what_a_failed_request_was_told_is_a_note() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(text="<html>\n\n try later")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", refuse)
+    app.router.add_get("/health", health)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        run = await climb(plan(url, mix=replace(MIX, model="m"), warm_up=0), 1, 2)
+    assert run.verdict is not None
+    assert run.verdict.tripped is not None
+    assert (run.verdict.tripped.line, run.verdict.tripped.why) == ("errors", "10 incomplete")
+    said = "not JSON: <html> try later"
+    assert run.verdict.notes[0] == f"incomplete at concurrency 1, the first of them: {said}"
+
+
 async def test_time_and_requests_are_bounded() -> None:
     async with simulated() as (_, url):
         timed = await climb(plan(url, requests=10_000, max_seconds=2.0), 1, 2)
@@ -123,6 +143,8 @@ async def test_time_and_requests_are_bounded() -> None:
     assert not timed.levels[0].complete
     assert (counted.verdict.finished, counted.verdict.notes[0]) == (False, "--max-requests 70 are made")
     assert sum(level.requests for level in counted.levels) <= 70
+    assert [level.complete for level in counted.levels] == [True, False]
+    assert counted.verdict.good == 1, "a level of a few requests was not judged, so it is not good"
 
 
 async def test_each_client_has_several_requests() -> None:

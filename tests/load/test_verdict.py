@@ -96,6 +96,7 @@ def test_few_requests_do_not_decide() -> None:
         one = level(concurrency, [latency] * 49)
         search.tell(one, one)
     assert search.bad is None
+    assert search.verdict().notes[0] == "latency was not judged at concurrency 1, 2: it takes 50 requests (--requests)"
 
 
 def test_one_failed_request_trips_the_error_line() -> None:

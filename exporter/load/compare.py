@@ -85,7 +85,8 @@ def compare(
 ) -> Comparison:
     """*runs*, each with its name, at one level: *concurrency*, or the highest that all of them have.
 
-    Raises ConfigError if they differ in more than one variable, or have no level in common.
+    Raises ConfigError if they differ in more than one variable, have no whole level in common, or if the first of them
+    failed or a step cannot be judged.
     """
     if len(runs) < 2:
         raise ConfigError(["nothing to compare: give two results or more"])
@@ -111,6 +112,8 @@ def compare(
     for n in order:
         steps.append(stepped(values[n], levels[n], steps[-1].level if steps else None))
     stay, stops = _judge(variable, steps, rules)
+    if problems := list(_not_judged(variable, steps, stay)):
+        raise ConfigError(problems)
     keys = set().union(*told)
     untold = tuple(sorted(key for key in keys - set(ignore) if not all(key in t for t in told)))
     alike = {k: v for k, v in told[0].items() if k != variable and all(t.get(k) == v for t in told)}
@@ -123,18 +126,29 @@ def _levels(runs: Sequence[tuple[str, Run]], concurrency: int | None) -> list[Le
         if not run.levels:
             raise ConfigError([f"{name}: holds no level"])
     if concurrency is None:
-        common = set.intersection(*({level.concurrency for level in run.levels} for _, run in runs))
-        if not common and all(len(run.levels) == 1 for _, run in runs):
-            return [run.levels[0] for _, run in runs]
+        whole = [[level for level in run.levels if _whole(level)] for _, run in runs]
+        common = set.intersection(*({level.concurrency for level in levels} for levels in whole))
+        if not common and all(len(levels) == 1 for levels in whole):
+            return [level for (level,) in whole]
         if not common:
-            told = ", ".join(f"{name} has {', '.join(str(x.concurrency) for x in run.levels)}" for name, run in runs)
-            raise ConfigError([f"no concurrency is in all results: {told}"])
+            told = ", ".join(
+                f"{name} has {', '.join(str(level.concurrency) for level in levels) or 'none'}"
+                for (name, _), levels in zip(runs, whole, strict=True)
+            )
+            raise ConfigError([f"no concurrency is whole in all results: {told}"])
         concurrency = max(common)
     found = [(name, run.level(concurrency)) for name, run in runs]
     missing = [name for name, level in found if level is None]
     if missing:
         raise ConfigError([f"{', '.join(missing)}: has no level of concurrency {concurrency}"])
+    if cut := [name for name, level in found if level is not None and not _whole(level)]:
+        raise ConfigError([f"{', '.join(cut)}: concurrency {concurrency} was cut short; make it anew, or give another"])
     return [level for _, level in found if level is not None]
+
+
+def _whole(level: Level) -> bool:
+    """Whether it says something: measured to its end, or ended by what failed."""
+    return level.complete or bool(level.errors)
 
 
 def _differing(told: Sequence[Mapping[str, Condition]], ignore: Sequence[str]) -> list[str]:
@@ -186,6 +200,17 @@ def _judge(variable: str, steps: Sequence[Step], rules: Rules) -> tuple[str | No
         if stops := list(_stops(variable, before, after, rules)):
             return before.value, stops
     return None, []
+
+
+def _not_judged(variable: str, steps: Sequence[Step], stay: str | None) -> Iterator[str]:
+    """Why a verdict would say nothing: there is nothing sound to begin with, or no rule could have held."""
+    first = steps[0]
+    if failed := sum(first.level.errors.values()):
+        yield f"{variable} {first.value}: {failed} requests failed, so nothing can be compared with it; make it anew"
+    if stay is None:
+        for step in steps[1:]:
+            if step.gain is None and step.tail is None:
+                yield f"{variable} {step.value}: neither its throughput nor its P99 can be compared with the step before"
 
 
 def _stops(variable: str, before: Step, after: Step, rules: Rules) -> Iterator[Stop]:

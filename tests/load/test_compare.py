@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from measured import engine, level
+from msgspec.structs import replace
 
 from exporter.load import compare, report, result, table
 from exporter.load.compare import Rules, Stop
@@ -100,6 +101,45 @@ def test_errors_stop_whatever_the_throughput() -> None:
     assert found.stops == (Stop("errors", "errors", "1 requests failed at parallelism TP 2 / PP 1"),)
 
 
+def test_what_failed_is_nothing_to_compare_with() -> None:
+    (_, before), after = run("1", 1.0), run("2", 0.5)
+    failing = level(32, [0.5] * 399 + [math.inf])
+    with pytest.raises(ConfigError) as refused:
+        compare.compare([("a", Run(before.conditions, [failing])), after], Rules())
+    assert refused.value.problems == (
+        "parallelism TP 1 / PP 1: 1 requests failed, so nothing can be compared with it; make it anew",
+    )
+
+
+def test_a_step_of_which_nothing_is_known_is_not_judged() -> None:
+    (_, before), (_, after) = run("1", 1.0, used=0.95), run("2", 0.5)
+    untold = replace(
+        after.levels[0],
+        tokens_per_second=None,
+        requests_per_second=None,
+        latency=replace(after.levels[0].latency, p99=None),
+    )
+    with pytest.raises(ConfigError) as refused:
+        compare.compare([("a", before), ("b", Run(after.conditions, [untold]))], Rules())
+    assert refused.value.problems == (
+        "parallelism TP 2 / PP 1: neither its throughput nor its P99 can be compared with the step before",
+    )
+
+
+def test_a_level_that_was_cut_short_is_not_compared_unless_it_failed() -> None:
+    (small,), (large,) = levels(8), levels(16)
+    other = ("b", Run({"batch": 2}, [small, large]))
+    cut = ("a", Run({"batch": 1}, [small, replace(large, complete=False)]))
+    assert compare.compare([cut, other], Rules()).steps[0].level.concurrency == 8
+    with pytest.raises(ConfigError) as refused:
+        compare.compare([cut, other], Rules(), concurrency=16)
+    assert refused.value.problems == ("a: concurrency 16 was cut short; make it anew, or give another",)
+    failed = ("b", Run({"batch": 2}, [small, replace(large, complete=False, errors={"timeout": 10})]))
+    whole = ("a", Run({"batch": 1}, [small, large]))
+    found = compare.compare([whole, failed], Rules())
+    assert (found.steps[0].level.concurrency, found.stops[0].rule) == (16, "errors")
+
+
 def test_a_larger_batch_must_stay_under_the_memory_line() -> None:
     runs = [run("1", 1.0 / n, used=0.5 + n / 10, batch=n) for n in (1, 2, 4)]
     found = compare.compare(runs, Rules())
@@ -160,7 +200,7 @@ def test_the_highest_common_level_is_compared_or_the_one_asked_for() -> None:
     with pytest.raises(ConfigError, match="b: has no level of concurrency 16"):
         compare.compare(runs, Rules(), concurrency=16)
     runs = [("a", Run({}, levels(1, 8))), ("b", Run({}, levels(2, 4)))]
-    with pytest.raises(ConfigError, match="no concurrency is in all results: a has 1, 8, b has 2, 4"):
+    with pytest.raises(ConfigError, match="no concurrency is whole in all results: a has 1, 8, b has 2, 4"):
         compare.compare(runs, Rules())
 
 

@@ -210,7 +210,7 @@ def _not_judged(variable: str, steps: Sequence[Step], stay: str | None) -> Itera
     if stay is None:
         for step in steps[1:]:
             if step.gain is None and step.tail is None:
-                yield f"{variable} {step.value}: neither its throughput nor its P99 can be compared with the step before"
+                yield f"{variable} {step.value}: neither throughput nor P99 can be compared with the step before"
 
 
 def _stops(variable: str, before: Step, after: Step, rules: Rules) -> Iterator[Stop]:

@@ -122,7 +122,7 @@ def test_a_step_of_which_nothing_is_known_is_not_judged() -> None:
     with pytest.raises(ConfigError) as refused:
         compare.compare([("a", before), ("b", Run(after.conditions, [untold]))], Rules())
     assert refused.value.problems == (
-        "parallelism TP 2 / PP 1: neither its throughput nor its P99 can be compared with the step before",
+        "parallelism TP 2 / PP 1: neither throughput nor P99 can be compared with the step before",
     )
 
 

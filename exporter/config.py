@@ -321,7 +321,7 @@ class Config:
         """What is allowed and yet probably not meant."""
         found = []
         if not self.engine.url and not self.log.paths:
-            found.append("nothing to watch: neither engine.url nor log.paths is set")
+            found.append("no engine is watched, only GPUs: neither engine.url nor log.paths is set")
         found += [
             f"log.patterns: {pattern.name}: the regex holds no certain text of three characters, "
             "so it is tried on every line; add 'contains'"

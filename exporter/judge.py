@@ -612,6 +612,8 @@ def _not_up(evidence: Evidence) -> Advice:
     says = f"The engine is not up (phase: {evidence.phase})."
     if page is not None and not page.ok:
         cause, remedy = advise(page)
+        if evidence.phase == "dead":
+            remedy = "it has served: see in its log why it ended, and whether it is being started again"
         return Advice(f"{says} {_sentence(cause)}.", f"{_sentence(remedy)}.")
     return Advice(says, "Normal while it loads; else read its log.")
 

@@ -47,7 +47,7 @@ def test_check_warns_of_what_is_probably_not_meant(tmp_path: Path) -> None:
     result = invoke("check", "-c", str(path))
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        f"{path}: warning: nothing to watch: neither engine.url nor log.paths is set",
+        f"{path}: warning: no engine is watched, only GPUs: neither engine.url nor log.paths is set",
         f"{path}: warning: log.patterns: slow: the regex holds no certain text of three characters, "
         "so it is tried on every line; add 'contains'",
     ]
@@ -217,7 +217,7 @@ def test_doctor_exits_1_if_a_line_cannot_be_judged() -> None:
     assert result.exit_code == 1
     assert result.stdout.splitlines()[:2] == [
         "settings",
-        "  note     nothing to watch: neither engine.url nor log.paths is set",
+        "  note     no engine is watched, only GPUs: neither engine.url nor log.paths is set",
     ]
 
 

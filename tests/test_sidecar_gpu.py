@@ -115,6 +115,7 @@ def test_gpus_alone_are_judged_and_nothing_is_told_of_an_engine(nvml_library: Pa
             "errors": ("unknown", "Neither a log nor a page has been read yet."),
             "memory": ("ok", "The fullest GPU has 8.0\u00a0GiB free."),
         }
+        assert state["engine"]["up"] is None
         live = get(f"http://127.0.0.1:{run.port}/")
     assert "no engine is watched" in live
     assert "None is watched" in live

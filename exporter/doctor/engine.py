@@ -28,6 +28,8 @@ def findings(sidecar: Sidecar, polls: Sequence[float]) -> Iterator[Finding]:
         yield Finding("engine", "ok", f"{_title(profile)}{version}, {_BY[sidecar.recognised_by]}")
     elif life.engine:
         yield Finding("engine", "ok", "none that is known; the fields of its log are read")
+    elif not life.watched:
+        yield Finding("engine", "note", "none is watched", "give --engine-url and --log, unless it is to be GPUs alone")
     else:
         remedy = f"set engine.name (--engine) to one of {', '.join(profiles.names())}, or write a profile"
         yield Finding("engine", "failed", "it is not recognised", remedy)
@@ -81,9 +83,6 @@ def _title(profile: Profile) -> str:
 
 def _phase(sidecar: Sidecar) -> Finding:
     phase = sidecar.lifecycle.phase
-    if not sidecar.lifecycle.watched:
-        remedy = "give --engine-url and --log, unless only GPUs are to be watched"
-        return Finding("engine", "note", "none is watched", remedy)
     if sidecar.lifecycle.up:
         return Finding("engine", "ok", f"it is up, phase {phase}")
     if phase == "dead":

@@ -18,7 +18,7 @@ from exporter.history import STEP_SECONDS
 from exporter.judge import FAST, Verdict
 from exporter.live import pictures, words
 from exporter.live.markup import Html, join, tag
-from exporter.live.state import LEVEL_NEEDS, SHOWN_SECONDS, Capacity, Gpu, Source, State
+from exporter.live.state import LEVEL_NEEDS, PARTLY, SHOWN_SECONDS, Capacity, Gpu, Source, State
 from exporter.live.words import ago, seconds, short_gib
 
 _HERE = Path(__file__).parent
@@ -300,9 +300,9 @@ def _gpus(gpus: tuple[Gpu, ...], state: State) -> Iterator[Html]:
         )
         yield tag("p", f"Cannot be shown: {why}. What to do: {remedy}.", class_="lost")
         return
-    if not state.engine.up:
+    if state.engine.up is False:
         yield tag("p", "The engine is not up: what is free now is not what it leaves free.", class_="lost")
-    yield tag("ul", *(_gpu(gpu, up=state.engine.up) for gpu in gpus), class_="gpus")
+    yield tag("ul", *(_gpu(gpu, up=state.engine.up is not False) for gpu in gpus), class_="gpus")
     legend = [
         tag(
             "li",
@@ -463,6 +463,6 @@ def _source(source: Source, at: float) -> Html:
     if source.ok:
         return tag("li", pictures.icon("ok"), tag("div", tag("b", source.source), " is read"), class_="ok")
     since = f" Last read {ago(at - source.last_success)}." if source.last_success is not None else ""
-    why = f" cannot be read: {source.cause}.{since}"
+    why = f" is read, but {source.cause}." if source.reason == PARTLY else f" cannot be read: {source.cause}.{since}"
     remedy = tag("p", tag("b", "What to do: "), f"{source.remedy}.", class_="remedy") if source.remedy else None
     return tag("li", pictures.icon("unknown"), tag("div", tag("b", source.source), why, remedy), class_="unknown")

@@ -7,7 +7,7 @@ its meaning.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter import __version__, baseline, catalog
+from exporter import __version__, baseline, catalog, remedies
 from exporter.baseline import Pin
 from exporter.catalog import Family
 from exporter.config import Config
@@ -40,7 +40,8 @@ class Engine:
     model: str
     config: str
     phase: str
-    up: bool
+    up: bool | None
+    """None where it is not watched."""
     started_at: float | None
     running: float | None
     waiting: float | None
@@ -122,6 +123,10 @@ class Source:
     cause: str = ""
     remedy: str = ""
     last_success: float | None = None
+
+
+PARTLY = "metric_missing"
+"""The reason of a page that is read and lacks something it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +266,7 @@ class Live:
             life.info.get("model", "") or self._config().engine.model,
             life.config(gauges) if life.engine else "",
             life.phase,
-            life.up,
+            life.up if life.watched else None,
             life.started_at,
             sum(running.values()) if running else None,
             sum(waiting.values()) if waiting else None,
@@ -313,6 +318,10 @@ class Live:
             last = store.last_success.get(name)
             if reading is None:
                 found.append(Source(name, ok=False, reason="not_tried", cause="not tried yet"))
+            elif missing := sorted(s.labels[0] for s in reading.samples if s.family is catalog.METRIC_MISSING):
+                more = f" and {len(missing) - 2} more" if len(missing) > 2 else ""
+                cause = f"it lacks {', '.join(missing[:2])}{more}: {remedies.METRIC_MISSING.cause}"
+                found.append(Source(name, False, PARTLY, cause, remedies.plain(remedies.METRIC_MISSING.remedy), last))
             elif reading.ok:
                 found.append(Source(name, ok=True, last_success=last))
             else:

@@ -60,7 +60,8 @@ class Page:
 
     @property
     def started_at(self) -> float | None:
-        return min(self.samples.get(START_TIME, {}).values(), default=None)
+        """Unix time of the oldest process behind the page; one before 1970 is none."""
+        return min((at for at in self.samples.get(START_TIME, {}).values() if at > 0), default=None)
 
 
 def names_of(text: str) -> set[str]:

@@ -1,12 +1,17 @@
 """Where the memory line is on each GPU, and which are over it: as judge.py, and so the rules, decide."""
 
 import pytest
+from outline import Outline
 
 from exporter import catalog
-from exporter.config import Config
+from exporter.config import Config, EngineConfig, GpuConfig
 from exporter.history import Moment, Moments
 from exporter.judge import Evidence, judge
+from exporter.live import page
 from exporter.live.state import _gpus
+from exporter.sidecar import Sidecar
+from exporter.signals import Reading
+from exporter.store import gauge
 
 GIB = float(1 << 30)
 LABELS = ("0", "GPU-0")
@@ -43,3 +48,15 @@ def test_a_gpu_is_over_its_line_where_the_line_is_reached(reserves, used, peak, 
     moments = Moments([Moment(0.0, True, "serving")], lambda _: ())
     memory = judge(Evidence(moments, gauges, Config().thresholds, 0.0, 0.0, gpus=gauges))[2]
     assert (memory.state == "tripped") == (over > 0)
+
+
+def test_a_page_that_lacks_metrics_is_not_just_read() -> None:
+    sidecar = Sidecar(Config(engine=EngineConfig(url="http://127.0.0.1:9"), gpus=GpuConfig(devices="none")))
+    lost = tuple(gauge(catalog.METRIC_MISSING, 1.0, f"vllm:{name}") for name in ("c", "a", "b"))
+    sidecar.store.publish(Reading("metrics", "metrics", ok=True, at=1000.0, samples=lost, seconds=0.01))
+    (source,) = sidecar.live.state().sources
+    assert (source.ok, source.reason, source.last_success) == (False, "metric_missing", 1000.0)
+    assert source.cause == (
+        "it lacks vllm:a, vllm:b and 1 more: this version of the engine has no such metric, or a flag is off"
+    )
+    assert "metrics is read, but it lacks vllm:a" in Outline(page.render(sidecar.live.state())).text

@@ -29,6 +29,11 @@ def tokens(value: float, *, name: str = TOKENS, start: float | None = None) -> s
     return text if start is None else f"process_start_time_seconds {start}\n" + text
 
 
+def test_a_start_before_1970_is_none() -> None:
+    assert read(tokens(1, start=-5.0)).started_at is None
+    assert read(tokens(1, start=1000.0)).started_at == 1000.0
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -246,7 +246,7 @@ def test_4_load_doubles_the_latency_and_a_page_goes_out(server: Server, pager: P
         calm.result()
         assert pager.told() == set()
 
-        overload = pool.submit(load, 24, 25.0)
+        overload = pool.submit(load, 40, 25.0)  # so many that a baseline twice what it should be does not matter
         page = pager.wait("StoplineLatencyDoubled", 60)
         print(page["annotations"]["description"])
         assert page["labels"] | {"severity": "critical", "line": "latency", "model": "hy3"} == page["labels"]

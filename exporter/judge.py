@@ -438,7 +438,8 @@ def _unanswered(evidence: Evidence, failed: float) -> float:
             for family in (catalog.STEP_LATENCY, catalog.LATENCY)
         )
     )
-    return 0.0 if came or ended < evidence.thresholds.min_errors else ended
+    renamed = evidence.gauges.get(catalog.METRIC_MISSING)  # it works, and tells nothing of it
+    return 0.0 if came or renamed or ended < evidence.thresholds.min_errors else ended
 
 
 def _tells_errors(

@@ -304,6 +304,13 @@ def test_requests_that_end_while_nothing_comes_out_of_the_engine(also, state: st
     assert (errors.state, errors.says) == (state, says)
 
 
+def test_an_engine_that_renamed_its_metrics_does_not_stand_still() -> None:
+    was = Moment(1000.0, True, "serving", counted=MANY_GAVE_UP, running=0, waiting=0)
+    missing = {catalog.METRIC_MISSING: {("vllm:generation_tokens",): 1.0}}
+    errors = judge(evidence(readings=PAGE | LOG, was=was, gauges=missing))[1]
+    assert errors.state == "ok"
+
+
 @pytest.mark.parametrize(
     ("watched", "errors", "requests"),
     [
